@@ -1,0 +1,236 @@
+"""A2C whose targets look ``return_horizon`` steps ahead, whatever the number of steps between two updates."""
+
+import io
+import pathlib
+import warnings
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, Literal, TypeVar, get_args
+
+import numpy as np
+import torch as th
+from gymnasium import spaces
+from stable_baselines3 import A2C
+from stable_baselines3.common.buffers import RolloutBuffer
+from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.type_aliases import GymEnv
+from stable_baselines3.common.utils import explained_variance
+from stable_baselines3.common.vec_env import VecEnv, VecEnvWrapper
+from stable_baselines3.common.vec_env.base_vec_env import VecEnvObs, VecEnvStepReturn
+from torch.nn import functional as F
+
+from sb3_nstep.buffers import NStepDictRolloutBuffer, NStepMixin, NStepRolloutBuffer
+
+SelfNStepA2C = TypeVar("SelfNStepA2C", bound="NStepA2C")
+Correction = Literal["none", "importance", "vtrace"]
+
+
+class NStepA2C(A2C):
+    """
+    A2C with exact N-step targets, one stream of experience per environment. Stands where
+    :class:`~stable_baselines3.A2C` stands, takes all of its arguments in its order and, by keyword:
+
+    :param return_horizon: N, the environment steps that a target looks ahead before it bootstraps (``n_steps`` is T,
+        the steps between two updates): an int, or one per environment, or a schedule: a function of the remaining
+        progress (from 1 to 0) that returns either, read at the start of each rollout. ``None``: N = T
+    :param carry_over: ``True``: the last N − 1 rows of a rollout wait until their windows are whole, so that each row
+        is trained on once, with all of its N steps; no update is made while no window is whole (the first ⌈N/T⌉ − 1
+        rollouts). ``False``: windows are shortened at the rollout's end; with ``return_horizon=None`` this is A2C to
+        the last bit
+    :param correction: what is made of the rows that waited, which an older policy μ acted. ``"none"``: nothing.
+        ``"importance"``: min(1, π/μ) weights their policy gradient, whose baseline V is evaluated anew. ``"vtrace"``:
+        targets and policy gradient are those of IMPALA inside the window (https://arxiv.org/abs/1802.01561)
+    :raises ValueError: if one of these is not as described, or if ``rollout_buffer_class`` is no N-step buffer
+
+    Logs beside A2C's: ``train/n_step_mean``, the mean length of the windows used; ``train/stale_fraction``, how many of
+    the rows waited; ``train/rho_mean``, the mean over all rows of min(1, π/μ).
+
+    A2C: https://arxiv.org/abs/1602.01783
+    """
+
+    rollout_buffer: NStepMixin
+
+    def __init__(
+        self,
+        *args: Any,
+        return_horizon: int | Sequence[int] | Callable[[float], int | Sequence[int]] | None = None,
+        carry_over: bool = True,
+        correction: Correction = "importance",
+        **kwargs: Any,
+    ):
+        # Before the parent's constructor, which calls _setup_model()
+        self.return_horizon = return_horizon
+        self.carry_over = carry_over
+        self.correction = correction
+        self._rollout_env: _RolloutEnv | None = None
+        super().__init__(*args, **kwargs)
+
+    def _setup_model(self) -> None:
+        buffer_class = self.rollout_buffer_class or (
+            NStepDictRolloutBuffer if isinstance(self.observation_space, spaces.Dict) else NStepRolloutBuffer
+        )
+        if not (isinstance(buffer_class, type) and issubclass(buffer_class, NStepMixin)):
+            raise ValueError(
+                "rollout_buffer_class: expected None or a subclass of NStepRolloutBuffer or NStepDictRolloutBuffer, "
+                f"got {buffer_class!r}"
+            )
+        for name in ("return_horizon", "carry_over"):
+            if name in self.rollout_buffer_kwargs:
+                raise ValueError(
+                    f"rollout_buffer_kwargs: {name} is an argument of {type(self).__name__}, give it there"
+                )
+        if not isinstance(self.carry_over, (bool, np.bool_)):
+            raise ValueError(f"carry_over: expected True or False, got {self.carry_over!r}")
+        if self.correction not in get_args(Correction):
+            raise ValueError(f"correction: expected one of {get_args(Correction)}, got {self.correction!r}")
+        # Bound only while the buffer is built: a class of ours in a saved zip could not be opened without this package
+        self.rollout_buffer_class = partial(
+            buffer_class, return_horizon=self._horizon_now(), carry_over=bool(self.carry_over)
+        )  # type: ignore[assignment]
+        try:
+            super()._setup_model()
+        finally:
+            self.rollout_buffer_class = None
+
+    def _horizon_now(self) -> Any:
+        if not callable(self.return_horizon):
+            return self.return_horizon
+        # Not SB3's _current_progress_remaining, which in a second learn() is still that of the first one's end
+        progress = 1.0 - self.num_timesteps / self._total_timesteps if self._total_timesteps else 1.0
+        return self.return_horizon(progress)
+
+    def collect_rollouts(
+        self, env: VecEnv, callback: BaseCallback, rollout_buffer: RolloutBuffer, n_rollout_steps: int
+    ) -> bool:
+        if self._rollout_env is None or self._rollout_env.venv is not env:
+            self._rollout_env = _RolloutEnv(env)
+        self.rollout_buffer.return_horizon = self._horizon_now()
+        return super().collect_rollouts(self._rollout_env, callback, rollout_buffer, n_rollout_steps)
+
+    def train(self) -> None:
+        """Make one update with the rows whose windows are whole; none if there is no such row."""
+        buffer = self.rollout_buffer
+        if buffer.n_ready == 0:
+            return
+        rho_mean = 1.0
+        # The spread of a single row is NaN: PPO knows that, A2C does not
+        if buffer.carry_over or (self.normalize_advantage and buffer.n_ready == 1):
+            rho_mean = self._train_corrected()
+        else:
+            super().train()
+        self.logger.record("train/n_step_mean", buffer.mean_window)
+        self.logger.record("train/stale_fraction", buffer.n_stale / buffer.n_ready)
+        self.logger.record("train/rho_mean", rho_mean)
+
+    def _train_corrected(self) -> float:
+        """A2C's update, with the advantages and the returns that ``correction`` calls for. Returns the mean ratio."""
+        self.policy.set_training_mode(True)
+        self._update_learning_rate(self.policy.optimizer)
+
+        for rollout_data in self.rollout_buffer.get(batch_size=None):  # once
+            values, log_prob, entropy = self._evaluate(rollout_data.observations, rollout_data.actions)
+            # The rollout just collected was acted by the policy as it is: ratio 1, V as recorded
+            stale = th.arange(len(values), device=self.device) < self.rollout_buffer.n_stale
+            log_ratio = (log_prob.detach() - rollout_data.old_log_prob).clamp(max=0.0)
+            rho = th.where(stale, log_ratio.exp(), 1.0)
+
+            returns, advantages = rollout_data.returns, rollout_data.advantages
+            if self.correction == "importance":
+                advantages = rho * (returns - th.where(stale, values.detach(), rollout_data.old_values))
+            elif self.correction == "vtrace":
+                returns, advantages = self._vtrace(values.detach(), log_prob.detach())
+            if self.normalize_advantage and len(advantages) > 1:
+                advantages = (advantages - advantages.mean()) / (advantages.std() + 1e-8)
+
+            policy_loss = -(advantages * log_prob).mean()
+            value_loss = F.mse_loss(returns, values)
+            entropy_loss = -th.mean(-log_prob if entropy is None else entropy)
+            loss = policy_loss + self.ent_coef * entropy_loss + self.vf_coef * value_loss
+
+            self.policy.optimizer.zero_grad()
+            loss.backward()  # type: ignore[no-untyped-call]
+            th.nn.utils.clip_grad_norm_(self.policy.parameters(), self.max_grad_norm)
+            self.policy.optimizer.step()
+
+        self._n_updates += 1
+        explained = explained_variance(self.rollout_buffer.values.flatten(), self.rollout_buffer.returns.flatten())
+        self.logger.record("train/n_updates", self._n_updates, exclude="tensorboard")
+        self.logger.record("train/explained_variance", explained)
+        self.logger.record("train/entropy_loss", entropy_loss.item())
+        self.logger.record("train/policy_loss", policy_loss.item())
+        self.logger.record("train/value_loss", value_loss.item())
+        if hasattr(self.policy, "log_std"):
+            self.logger.record("train/std", th.exp(self.policy.log_std).mean().item())
+        return rho.mean().item()
+
+    def _evaluate(self, observations: Any, actions: th.Tensor) -> tuple[th.Tensor, th.Tensor, th.Tensor | None]:
+        if isinstance(self.action_space, spaces.Discrete):
+            actions = actions.long().flatten()
+        values, log_prob, entropy = self.policy.evaluate_actions(observations, actions)
+        return values.flatten(), log_prob, entropy
+
+    def _vtrace(self, values: th.Tensor, log_prob: th.Tensor) -> tuple[th.Tensor, th.Tensor]:
+        """V-trace's returns and advantages, for which the rows that go on waiting are evaluated as well."""
+        buffer = self.rollout_buffer
+        values, log_prob = values[: buffer.n_stale], log_prob[: buffer.n_stale]
+        observations, actions = buffer.unfinished()
+        if len(actions):
+            with th.no_grad():
+                more_values, more_log_prob, _ = self._evaluate(observations, actions)
+            values, log_prob = th.cat([values, more_values]), th.cat([log_prob, more_log_prob])
+        buffer.vtrace(values.cpu().numpy(), log_prob.cpu().numpy())
+        return buffer.to_torch(buffer.returns.flatten()), buffer.to_torch(buffer.advantages.flatten())
+
+    def set_env(self, env: GymEnv, force_reset: bool = True) -> None:
+        super().set_env(env, force_reset)
+        # Without a reset, the change of environments shows in no episode start
+        self.rollout_buffer.end_streams()
+
+    @classmethod
+    def load(
+        cls: type[SelfNStepA2C],
+        path: str | pathlib.Path | io.BufferedIOBase,
+        env: GymEnv | None = None,
+        device: th.device | str = "auto",
+        custom_objects: dict[str, Any] | None = None,
+        print_system_info: bool = False,
+        force_reset: bool = True,
+        **kwargs: Any,
+    ) -> SelfNStepA2C:
+        """
+        As in SB3, of a zip that NStepA2C or A2C saved. The waiting rows are not part of it, and neither is a
+        ``rollout_buffer_class``: the one in a zip of A2C is left there, one of your own is given here again.
+        """
+        custom_objects = {"rollout_buffer_class": None, **(custom_objects or {})}
+        return super().load(path, env, device, custom_objects, print_system_info, force_reset, **kwargs)
+
+    def _excluded_save_params(self) -> list[str]:
+        return [*super()._excluded_save_params(), "_rollout_env"]
+
+
+class _RolloutEnv(VecEnvWrapper):
+    """
+    What SB3's ``collect_rollouts`` takes for granted: it adds γ V(terminal observation) to the reward at a time limit,
+    which an array of ints would swallow, and does without where there is no terminal observation.
+    """
+
+    def __init__(self, venv: VecEnv):
+        super().__init__(venv)
+        self._has_warned = False
+
+    def reset(self) -> VecEnvObs:
+        return self.venv.reset()
+
+    def step_wait(self) -> VecEnvStepReturn:
+        observations, rewards, dones, infos = self.venv.step_wait()
+        if not np.issubdtype(rewards.dtype, np.floating):
+            rewards = rewards.astype(np.float32)
+        if not self._has_warned:
+            for index in np.flatnonzero(dones):
+                if infos[index].get("TimeLimit.truncated") and infos[index].get("terminal_observation") is None:
+                    self._has_warned = True
+                    warnings.warn(
+                        f"Environment {index} reached a time limit without giving a terminal_observation: its targets "
+                        "bootstrap from 0 there, as after a termination. This is said once"
+                    )
+        return observations, rewards, dones, infos

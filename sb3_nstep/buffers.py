@@ -1,0 +1,273 @@
+"""Rollout buffers whose targets look N environment steps ahead, whatever the length T of the rollout."""
+
+import warnings
+from collections.abc import Callable, Generator
+from typing import Any
+
+import numpy as np
+import torch as th
+from stable_baselines3.common.buffers import DictRolloutBuffer, RolloutBuffer
+from stable_baselines3.common.type_aliases import RolloutBufferSamples
+
+from sb3_nstep.targets import Array, Horizon, check_horizon, targets_float64, vtrace_advantages, window_lengths
+
+# What RolloutBuffer.get() flattens, and what it leaves as it is
+_HANDED_OUT = ("observations", "actions", "values", "log_probs", "advantages", "returns")
+_COLUMNS = (*_HANDED_OUT, "rewards", "episode_starts")
+
+
+class NStepMixin(RolloutBuffer):
+    """
+    Gives a rollout buffer N-step targets. Takes all of the buffer's arguments and, by keyword:
+
+    :param return_horizon: N, the environment steps that a target looks ahead before it bootstraps: an int, or one per
+        environment. ``None``: the length T of the rollout. Read at each ``reset()``: set the attribute to change N from
+        the next rollout on, for the rows that wait by then too
+    :param carry_over: ``False``: windows are shortened at the rollout's end, and every row is handed out with its
+        rollout. ``True``: the last max(N) − 1 rows of a rollout wait until their windows are whole and are handed out
+        with a later one, T rows per environment each time, fewer at first (see ``n_ready``)
+    :raises ValueError: if ``return_horizon`` is neither an int ≥ 1 nor a list of one for each environment
+
+    From ``reset()`` until ``get()``, the arrays are the T rows of the rollout under way, as in SB3, and the waiting
+    rows live apart. From ``get()`` on, those that SB3 flattens are the rows handed out, oldest first. With T = N = 3::
+
+        row          … -2 -1 |  0  1  2
+        this rollout         |  ├─────┤    self.rewards, self.values, … until get()
+        handed out     ├────────┤          self.values, self.returns, … from get() on
+        wait                       ├──┤    for the next rollout
+    """
+
+    def __init__(self, *args: Any, return_horizon: Horizon | None = None, carry_over: bool = False, **kwargs: Any):
+        # Before the parent's constructor, which calls reset(). Counts with an underscore are rows per environment
+        self.return_horizon = return_horizon
+        self.carry_over = carry_over
+        self._n_waiting = 0
+        self._storage: dict[str, Any] = {}  # with carry_over, [lead + T, E, …]: waiting rows, then the rollout's
+        self._has_targets = False  # and with them the next two, of the rollout's end
+        self._last_values: Array = np.empty(0)
+        self._last_dones: Array = np.empty(0, dtype=bool)
+        self._seam: tuple[Array, Array] | None = None  # the same, of the rollout that the waiting rows belong to
+        super().__init__(*args, **kwargs)
+        if not carry_over and np.max(self._horizon) > self.buffer_size:
+            warnings.warn(
+                f"return_horizon={return_horizon!r}, but carry_over=False shortens all windows at the end of the "
+                f"rollout, which is {self.buffer_size} steps long: no target looks further ahead than that"
+            )
+
+    @property
+    def n_ready(self) -> int:
+        """How many rows ``get()`` hands out, over all environments: those with whole windows. 0 during a rollout."""
+        return self._n_complete * self.n_envs if self.full else 0
+
+    @property
+    def n_stale(self) -> int:
+        """How many of these rows waited since an earlier rollout. They come first."""
+        return min(self._n_waiting * self.n_envs, self.n_ready)
+
+    @property
+    def mean_window(self) -> float:
+        """Mean number of rows in the windows of the rows handed out."""
+        lengths = window_lengths(self._all_rows("episode_starts"), self._last_dones, self._horizon)
+        return float(lengths[: self._n_complete].mean())
+
+    def reset(self) -> None:
+        """
+        Begin a rollout. Rows without a whole window wait on, unless the last rollout was not finished (a callback
+        stopped it): then a step is missing behind them, and they are dropped.
+        """
+        n_kept, self._seam = 0, None
+        if self.carry_over and self.full and self._has_targets:
+            self._gather()
+            n_kept = self._n_waiting + self.buffer_size - self._n_complete
+            if n_kept:
+                self._seam = self._last_values, self._last_dones
+        super().reset()
+        self._has_targets = False
+        self._n_waiting = n_kept
+        self._horizon = check_horizon(
+            self.buffer_size if self.return_horizon is None else self.return_horizon, self.n_envs
+        )
+        if self.carry_over:
+            self._lead = max(n_kept, int(np.max(self._horizon)) - 1)
+            for name in _COLUMNS:
+                column = self.__dict__[name]
+                self._storage[name] = _each(self._with_lead, column, self._storage.get(name, column))
+                self.__dict__[name] = _each(lambda _, storage: storage[self._lead :], column, self._storage[name])
+
+    def compute_returns_and_advantage(self, last_values: th.Tensor, dones: Array) -> None:
+        """
+        Compute the targets, ``returns``, and targets − V, ``advantages``. May be called again after an edit of rewards.
+
+        :param last_values: V of the observations after the last row, one per environment
+        :param dones: whether the last row ended an episode ``[E]``
+        """
+        self._last_values = last_values.detach().cpu().numpy().flatten()
+        self._last_dones = np.array(dones, dtype=bool)
+        self._has_targets = True
+        if not self.carry_over and np.min(self._horizon) >= self.buffer_size:
+            super().compute_returns_and_advantage(last_values, dones)
+            return
+        self._gather()
+        self._join()
+        values = self._all_rows("values")
+        targets = targets_float64(
+            self._all_rows("rewards"),
+            values,
+            self._all_rows("episode_starts"),
+            self._last_values,
+            self._last_dones,
+            gamma=self.gamma,
+            horizon=self._horizon,
+            gae_lambda=self.gae_lambda,
+        )
+        self._all_rows("returns")[:] = targets
+        np.subtract(targets, values, out=self._all_rows("advantages"), casting="same_kind")
+
+    def get(self, batch_size: int | None = None) -> Generator[RolloutBufferSamples, None, None]:
+        """
+        Hand out the rows with whole windows.
+
+        :param batch_size: rows per minibatch, shuffled. ``None``: all rows at once; with ``carry_over`` oldest first
+        :raises RuntimeError: if there is none yet, which takes ``carry_over=True``
+        """
+        if not self.carry_over:
+            return super().get(batch_size)
+        if self.n_ready == 0:
+            raise RuntimeError(
+                f"No row has its whole window yet: carry_over=True with return_horizon={self.return_horizon} completes "
+                f"none in the first rollouts of {self.buffer_size} steps. NStepA2C makes no update then; another "
+                "algorithm needs carry_over=False, or n_steps ≥ return_horizon"
+            )
+        if not self.generator_ready:
+            self._gather()
+            for name in _HANDED_OUT:
+                self.__dict__[name] = _each(lambda rows: _flatten(rows[: self._n_complete]), self._all_rows(name))
+            self.generator_ready = True
+        return self._batches(batch_size)
+
+    def end_streams(self) -> None:
+        """
+        Let no window span this moment: the next rollout does not follow on the last. For a change of environments that
+        does not show as an episode's start; the others (a new ``learn()``) are seen without it.
+        """
+        if self.carry_over and self.full and self._has_targets:
+            self._gather()
+            self._bootstrap(-1, ~self._last_dones, self._last_values)
+            self._last_dones[:] = True
+
+    def unfinished(self) -> tuple[th.Tensor | dict[str, th.Tensor], th.Tensor]:
+        """Observations and actions of the rows that wait for longer than this rollout, ``[rows · E, …]``."""
+        rows = slice(self._n_complete, self._n_waiting)
+        observations = _each(lambda column: self.to_torch(_flatten(column[rows])), self._all_rows("observations"))
+        return observations, self.to_torch(_flatten(self._all_rows("actions")[rows]).astype(np.float32, copy=False))
+
+    def vtrace(self, values: Array, log_probs: Array) -> None:
+        """
+        Replace ``advantages`` and ``returns`` by V-trace's, once ``get()`` was called.
+
+        :param values: V under the current policy of all rows acted before this rollout, those handed out and then those
+            of ``unfinished()``, ``[rows · E]``
+        :param log_probs: log π of their actions, likewise
+        """
+        all_values, rho = self._all_rows("values").copy(), np.ones(self._all_rows("values").shape)
+        stale = slice(0, self._n_waiting)
+        all_values[stale] = values.reshape(-1, self.n_envs)
+        log_ratio = log_probs.reshape(-1, self.n_envs) - self._all_rows("log_probs")[stale]
+        rho[stale] = np.exp(np.minimum(log_ratio, 0.0))
+        advantages = vtrace_advantages(
+            self._all_rows("rewards"),
+            all_values,
+            self._all_rows("episode_starts"),
+            self._last_values,
+            self._last_dones,
+            rho,
+            gamma=self.gamma,
+            horizon=self._horizon,
+            gae_lambda=self.gae_lambda,
+        )
+        complete = slice(0, self._n_complete)
+        self.advantages[:] = _flatten(advantages[complete])
+        self.returns[:] = _flatten((all_values + advantages)[complete])
+
+    @property
+    def _n_complete(self) -> int:
+        lag = int(np.max(self._horizon)) - 1 if self.carry_over else 0
+        return max(0, self._n_waiting + self.buffer_size - lag)
+
+    def _all_rows(self, name: str) -> Any:
+        """The waiting rows and then the rollout's."""
+        if not self.carry_over:
+            return self.__dict__[name]
+        return _each(lambda storage: storage[self._lead - self._n_waiting :], self._storage[name])
+
+    def _with_lead(self, rollout: Array, storage: Array) -> Array:
+        """An array with room for the waiting rows, which are moved to just before the rollout's."""
+        waiting = storage[len(storage) - self._n_waiting :]
+        if len(storage) != self._lead + self.buffer_size:
+            storage = np.zeros((self._lead + self.buffer_size, *rollout.shape[1:]), dtype=rollout.dtype)
+        storage[self._lead - self._n_waiting : self._lead] = waiting
+        return storage
+
+    def _gather(self) -> None:
+        """Callbacks may have bound an array of their own to ``rewards`` or another column: take over what it says."""
+        if not self.carry_over or self.generator_ready:
+            return
+
+        def gathered(column: Array, storage: Array) -> Array:
+            rollout = storage[self._lead :]
+            if column.base is not storage:
+                rollout[:] = column
+            return rollout
+
+        for name in _COLUMNS:
+            self.__dict__[name] = _each(gathered, self.__dict__[name], self._storage[name])
+
+    def _join(self) -> None:
+        """
+        A stream that restarts although its last row ended no episode was reset from outside, by a new ``learn()`` or
+        ``set_env``: its waiting rows bootstrap from the value recorded there.
+        """
+        if self._seam is not None:
+            last_values, last_dones = self._seam
+            first = self._all_rows("episode_starts")[self._n_waiting]
+            first[last_dones] = 1.0
+            self._bootstrap(self._n_waiting - 1, first.astype(bool) & ~last_dones, last_values)
+            self._seam = None
+
+    def _bootstrap(self, row: int, ended: Array, next_values: Array) -> None:
+        """Fold γ V into the rewards of the row, as SB3 does at time limits."""
+        self._all_rows("rewards")[row, ended] += self.gamma * next_values[ended]
+
+    def _batches(self, batch_size: int | None) -> Generator[RolloutBufferSamples, None, None]:
+        if batch_size is None:
+            everything: Any = slice(None)
+            yield self._get_samples(everything)
+        else:
+            indices = np.random.permutation(self.n_ready)
+            for start in range(0, self.n_ready, batch_size):
+                yield self._get_samples(indices[start : start + batch_size])
+
+
+class NStepRolloutBuffer(NStepMixin):
+    """
+    :class:`~stable_baselines3.common.buffers.RolloutBuffer` with N-step targets, for ``rollout_buffer_class=`` of any
+    on-policy algorithm and for :class:`~sb3_nstep.NStepA2C`. Arguments: those of ``RolloutBuffer``, in its order, then
+    ``return_horizon`` and ``carry_over`` (:class:`NStepMixin`).
+    """
+
+
+class NStepDictRolloutBuffer(NStepMixin, DictRolloutBuffer):  # type: ignore[misc]
+    """:class:`NStepRolloutBuffer` for dictionary observations."""
+
+
+def _each(function: Callable[..., Any], column: Any, *others: Any) -> Any:
+    """Apply to an array, or key by key where observations are a dictionary."""
+    if isinstance(column, dict):
+        return {key: function(array, *(other[key] for other in others)) for key, array in column.items()}
+    return function(column, *others)
+
+
+def _flatten(rows: Array) -> Array:
+    """``[rows, E, …]`` → ``[rows · E, …]`` in the order of time, ``[rows, E]`` → ``[rows · E, 1]`` as SB3 has it."""
+    n_rows, n_envs, *shape = rows.shape
+    return rows.reshape(n_rows * n_envs, *(shape or (1,)))

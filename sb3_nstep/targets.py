@@ -1,0 +1,307 @@
+"""The estimators, as pure functions of arrays. numpy only.
+
+One convention throughout: arrays are ``[T, E]``, T rows (one environment step each) of E environments, and N is the
+horizon, the number of rows a target looks ahead before it bootstraps. As in Stable-Baselines3, ``episode_starts[t]``
+is true where row t is the first of an episode, ``last_dones`` says whether the last row ended one, and ``last_values``
+is V of the observation after the last row. m_t is 0 where row t ended its episode, else 1.
+
+One primitive, :func:`windowed_sum`, carries every estimator; its weights carry the ends of the episodes into it.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from numbers import Integral
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+Array: TypeAlias = NDArray[Any]
+Floats: TypeAlias = NDArray[np.float64]
+Horizon: TypeAlias = int | Sequence[int] | NDArray[np.integer[Any]]
+# multiply(weight, term, out=None): weights first, for a weight of exactly 0 has to win over any term
+Multiply: TypeAlias = Callable[..., Floats]
+
+# Elements worked on at a time: a handful of float64 arrays of this size stay in a core's second-level cache
+_BLOCK_SIZE = 16384
+
+
+def n_step_targets(
+    rewards: ArrayLike,
+    values: ArrayLike,
+    episode_starts: ArrayLike,
+    last_values: ArrayLike,
+    last_dones: ArrayLike,
+    *,
+    gamma: float,
+    horizon: Horizon,
+    gae_lambda: float = 1.0,
+    bootstrap_values: ArrayLike | None = None,
+) -> NDArray[np.float32]:
+    """
+    N-step bootstrapped targets of every row, each environment (column) on its own:
+
+        G_t = r_t + γ r_{t+1} + … + γ^{k-1} r_{t+k-1} + γ^k B,      k = min(N, rows to the end of the episode or of T)
+
+    with B = V(s_{t+k}) inside an episode, 0 after a termination, V(final observation) after a time limit. With
+    ``gae_lambda`` < 1, the λ-return truncated to the same window. Computed in float64.
+    Sutton & Barto, Reinforcement Learning: An Introduction (2018), sections 7.1 and 12.3.
+
+    :param rewards: r ``[T, E]``
+    :param values: V(s_t) ``[T, E]``
+    :param episode_starts: ``[T, E]``, true where row t is the first of an episode
+    :param last_values: V of the observation after the last row ``[E]``
+    :param last_dones: ``[E]``, true where the last row ended an episode
+    :param gamma: discount factor γ, in [0, 1]
+    :param horizon: N ≥ 1 in environment steps, or one per environment
+    :param gae_lambda: λ, in [0, 1]
+    :param bootstrap_values: ``[T, E]``, V(final observation) at rows cut by a time limit, 0 elsewhere (not read at rows
+        that end no episode). ``None``: γ V(final observation) is already part of the reward, as SB3 does it
+    :return: targets ``[T, E]``
+    :raises ValueError: where a shape or a parameter is off
+    """
+    rewards, values = np.asarray(rewards), np.asarray(values)
+    episode_starts, last_dones = np.asarray(episode_starts, dtype=bool), np.asarray(last_dones, dtype=bool)
+    last_values = np.asarray(last_values)
+    if rewards.ndim != 2:
+        raise ValueError(f"rewards: expected the shape [T, E], got {rewards.shape}")
+    for name, array, shape in (
+        ("values", values, rewards.shape),
+        ("episode_starts", episode_starts, rewards.shape),
+        ("last_values", last_values, rewards.shape[1:]),
+        ("last_dones", last_dones, rewards.shape[1:]),
+    ):
+        if array.shape != shape:
+            raise ValueError(f"{name}: expected the shape {shape} beside rewards {rewards.shape}, got {array.shape}")
+    for name, factor in (("gamma", gamma), ("gae_lambda", gae_lambda)):
+        if not 0.0 <= factor <= 1.0:
+            raise ValueError(f"{name}: expected a number in [0, 1], got {factor!r}")
+    if bootstrap_values is not None:
+        bootstrap_values = np.asarray(bootstrap_values, dtype=np.float64)
+        if bootstrap_values.shape != rewards.shape:
+            raise ValueError(f"bootstrap_values: expected the shape {rewards.shape}, got {bootstrap_values.shape}")
+        ended = np.concatenate([episode_starts[1:], last_dones[np.newaxis]])
+        rewards = rewards + gamma * np.where(ended, bootstrap_values, 0.0)
+    targets = targets_float64(
+        rewards,
+        values,
+        episode_starts,
+        last_values,
+        last_dones,
+        gamma=gamma,
+        horizon=check_horizon(horizon, rewards.shape[1]),
+        gae_lambda=gae_lambda,
+    )
+    return targets.astype(np.float32)
+
+
+def targets_float64(
+    rewards: Array,
+    values: Array,
+    episode_starts: Array,
+    last_values: Array,
+    last_dones: Array,
+    *,
+    gamma: float,
+    horizon: Horizon,
+    gae_lambda: float,
+) -> Floats:
+    """:func:`n_step_targets` of arguments that need no checks, before it is rounded."""
+    estimate = partial(_targets, gamma=gamma, gae_lambda=gae_lambda)
+    return _blockwise(estimate, horizon, rewards, values, episode_starts, last_values, last_dones)
+
+
+def vtrace_advantages(
+    rewards: Array,
+    values: Array,
+    episode_starts: Array,
+    last_values: Array,
+    last_dones: Array,
+    rho: Array,
+    *,
+    gamma: float,
+    horizon: Horizon,
+    gae_lambda: float,
+) -> Floats:
+    """
+    V-trace inside the window: x_t = ρ_t (r_t + γ m_t V(s_{t+1}) − V(s_t)), w_t = γ λ m_t c_t with c_t = ρ_t.
+
+    The sum is the advantage that multiplies ∇ log π (it holds ρ_t already), and V(s_t) plus the sum is the target.
+    Espeholt et al., IMPALA, https://arxiv.org/abs/1802.01561, equation 1.
+
+    :param rewards: r ``[T, E]``, with γ V(final observation) folded in at time limits
+    :param values: V(s_t) ``[T, E]``, one V per row, wherever the row occurs
+    :param episode_starts: ``[T, E]``
+    :param last_values: V of the observation after the last row ``[E]``
+    :param last_dones: ``[E]``
+    :param rho: ρ_t = min(1, π(a_t | s_t) / μ(a_t | s_t)) ``[T, E]``
+    :param gamma: γ
+    :param horizon: N, or one per environment
+    :param gae_lambda: λ
+    :return: advantages ``[T, E]``
+    """
+    estimate = partial(_vtrace, gamma=gamma, gae_lambda=gae_lambda)
+    return _blockwise(estimate, horizon, rewards, values, episode_starts, last_values, last_dones, rho)
+
+
+def window_lengths(episode_starts: Array, last_dones: Array, horizon: Horizon) -> Floats:
+    """How many rows each row's window holds: ``[T, E]``, min(N, rows to the end of the episode or of T)."""
+    weights = _discounts(episode_starts, last_dones, 1.0)
+    return windowed_sum(np.ones_like(weights), weights, horizon)
+
+
+def windowed_sum(x: Floats, w: Floats, horizon: Horizon) -> Floats:
+    """
+    Σ_{i<N} (Π_{j<i} w_{t+j}) x_{t+i} for every row t, where rows past the end count as x = 0.
+
+    Computed by doubling, as in exponentiation by squaring: the window of a + b rows is the window of a rows and then,
+    weighted by the product of its weights, the window of the b rows that follow. That is log₂ N passes over the arrays
+    with neither a division nor a difference. A weight of exactly 0 ends the sum: nothing behind it, NaN and infinity
+    included, reaches the row.
+
+    :param x: terms ``[T, E]``
+    :param w: weights ``[T, E]``
+    :param horizon: N ≥ 1, or one per environment
+    :return: ``[T, E]``
+    """
+    return _blockwise(_doubling, check_horizon(horizon, x.shape[1]), x, w)
+
+
+def check_horizon(horizon: Any, n_envs: int) -> int | NDArray[np.int64]:
+    """
+    Validate a horizon.
+
+    :param horizon: an int, or one int per environment
+    :param n_envs: number of environments E
+    :return: an int where all environments agree, else an array ``[E]``
+    :raises ValueError: if it is neither, has another length than E, or is below 1 somewhere
+    """
+    if _is_length(horizon):
+        return int(horizon)
+    if not isinstance(horizon, (list, tuple, np.ndarray)) or np.ndim(horizon) != 1 or not all(map(_is_length, horizon)):
+        raise ValueError(f"return_horizon: expected an int ≥ 1, or one such int per environment, got {horizon!r}")
+    if len(horizon) != n_envs:
+        raise ValueError(f"return_horizon: expected one int for each of {n_envs} environments, got {horizon!r}")
+    horizons = np.array(horizon, dtype=np.int64)
+    return int(horizons[0]) if (horizons == horizons[0]).all() else horizons
+
+
+def _is_length(number: object) -> bool:
+    return isinstance(number, Integral) and not isinstance(number, bool) and int(number) >= 1
+
+
+def _discounts(episode_starts: Array, last_dones: Array, gamma: float) -> Floats:
+    """γ m_t ``[T, E]``: what the value after row t is worth at row t."""
+    discounts = np.empty(episode_starts.shape)
+    np.multiply(episode_starts[1:], -gamma, out=discounts[:-1])
+    np.multiply(last_dones, -gamma, out=discounts[-1])
+    discounts += gamma
+    return discounts
+
+
+def _targets(
+    horizon: int,
+    multiply: Multiply,
+    rewards: Array,
+    values: Array,
+    episode_starts: Array,
+    last_values: Array,
+    last_dones: Array,
+    *,
+    gamma: float,
+    gae_lambda: float,
+) -> Floats:
+    """
+    Inside a window, 1 − λ of a row's discount bootstraps and λ of it looks on. Behind the window's last row all of it
+    bootstraps: in x where that is row T − 1, as the tail of the sum elsewhere.
+    """
+    w = _discounts(episode_starts, last_dones, gamma)
+    x = rewards.astype(np.float64)
+    if gae_lambda != 1.0:
+        x[:-1] += multiply((1.0 - gae_lambda) * w[:-1], values[1:])
+        x[-1] += multiply((1.0 - gae_lambda) * w[-1], last_values)
+        w *= gae_lambda
+    x[-1] += multiply(w[-1], last_values)
+    return _doubling(horizon, multiply, x, w, bootstrap=values)
+
+
+def _vtrace(
+    horizon: int,
+    multiply: Multiply,
+    rewards: Array,
+    values: Array,
+    episode_starts: Array,
+    last_values: Array,
+    last_dones: Array,
+    rho: Array,
+    *,
+    gamma: float,
+    gae_lambda: float,
+) -> Floats:
+    discounts = _discounts(episode_starts, last_dones, gamma)
+    next_values = np.concatenate([values[1:], last_values[np.newaxis]])
+    deltas = rewards + multiply(discounts, next_values) - values
+    return _doubling(horizon, multiply, rho * deltas, multiply(gae_lambda * discounts, rho))
+
+
+def _doubling(horizon: int, multiply: Multiply, x: Floats, w: Floats, bootstrap: Array | None = None) -> Floats:
+    """
+    :func:`windowed_sum` with one N, plus (Π_{j<N} w_{t+j}) bootstrap_{t+N} where row t + N exists.
+
+    ``total``, the sums over windows of n rows, and ``weight``, the products over them, grow from n = 1 to n = N.
+    Weights are held for the windows that a row follows: those of the others multiply nothing.
+    """
+    n_rows = len(x)
+    total: Floats = x.copy()
+    weight = w[:-1]
+    scratch, spare, used = np.empty((3, *x.shape))
+    n = 1
+    for digit in bin(min(horizon, n_rows))[3:]:  # the binary digits of N behind the leading one
+        steps = [(total, weight, n), (x, w, 1)] if digit == "1" else [(total, weight, n)]  # double, and add a row
+        for tail, tail_weight, n_tail in steps:
+            followed = n_rows - n
+            total[:followed] += multiply(weight, tail[n:], out=scratch[:followed])
+            followed -= n_tail
+            weight = multiply(weight[:followed], tail_weight[n : n + followed], out=spare[:followed])
+            spare, used = used, spare
+            n += n_tail
+    if bootstrap is not None and n < n_rows:
+        total[:-n] += multiply(weight, bootstrap[n:], out=scratch[:-n])
+    return total
+
+
+def _blockwise(estimate: Callable[..., Floats], horizon: Horizon, *arrays: Array) -> Floats:
+    """``estimate(N, multiply, *arrays)``, applied to sets of columns that share one N and fit into the cache."""
+    n_rows, n_envs = arrays[0].shape
+    result = np.empty((n_rows, n_envs))
+    if n_rows == 0:
+        return result
+    with np.errstate(invalid="ignore", over="ignore"):
+        for n, columns in _column_sets(horizon, n_envs, width=max(1, _BLOCK_SIZE // n_rows)):
+            result[:, columns] = _minding_zeros(partial(estimate, n), *(array[..., columns] for array in arrays))
+    return result
+
+
+def _column_sets(horizon: Horizon, n_envs: int, width: int) -> Iterator[tuple[int, slice | Array]]:
+    if isinstance(horizon, int):
+        yield from ((horizon, slice(start, start + width)) for start in range(0, n_envs, width))
+    else:
+        for n in np.unique(horizon).tolist():
+            members = np.flatnonzero(np.equal(horizon, n))
+            yield from ((n, members[start : start + width]) for start in range(0, len(members), width))
+
+
+def _minding_zeros(estimate: Callable[..., Floats], *arrays: Array) -> Floats:
+    """
+    0 · ∞ is NaN: the plain product would carry what stands behind an episode's end into a row before it. Such a NaN
+    stays where it arrives: the plain product is tried, and the slower one only if some of the outcome is not finite.
+    """
+    result = estimate(np.multiply, *arrays)
+    return result if np.isfinite(np.add.reduce(result, axis=None)) else estimate(_multiply, *arrays)
+
+
+def _multiply(weight: Floats, term: Array, out: Floats | None = None) -> Floats:
+    """The product in which 0 times anything is 0."""
+    product: Floats = np.multiply(weight, term, out=out)
+    product[weight == 0.0] = 0.0
+    return product
