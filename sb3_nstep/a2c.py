@@ -137,7 +137,7 @@ class NStepA2C(A2C):
             returns, advantages = rollout_data.returns, rollout_data.advantages
             if self.correction == "importance":
                 advantages = rho * (returns - th.where(stale, values.detach(), rollout_data.old_values))
-            elif self.correction == "vtrace":
+            elif self.correction == "vtrace" and self.rollout_buffer.n_stale:  # on-policy, V-trace is the N-step target
                 returns, advantages = self._vtrace(values.detach(), log_prob.detach())
             if self.normalize_advantage and len(advantages) > 1:
                 advantages = (advantages - advantages.mean()) / (advantages.std() + 1e-8)
@@ -233,4 +233,5 @@ class _RolloutEnv(VecEnvWrapper):
                         f"Environment {index} reached a time limit without giving a terminal_observation: its targets "
                         "bootstrap from 0 there, as after a termination. This is said once"
                     )
+                    break
         return observations, rewards, dones, infos

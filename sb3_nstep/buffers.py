@@ -48,7 +48,7 @@ class NStepMixin(RolloutBuffer):
         self._last_dones: Array = np.empty(0, dtype=bool)
         self._seam: tuple[Array, Array] | None = None  # the same, of the rollout that the waiting rows belong to
         super().__init__(*args, **kwargs)
-        if not carry_over and np.max(self._horizon) > self.buffer_size:
+        if not carry_over and self._longest > self.buffer_size:
             warnings.warn(
                 f"return_horizon={return_horizon!r}, but carry_over=False shortens all windows at the end of the "
                 f"rollout, which is {self.buffer_size} steps long: no target looks further ahead than that"
@@ -87,8 +87,9 @@ class NStepMixin(RolloutBuffer):
         self._horizon = check_horizon(
             self.buffer_size if self.return_horizon is None else self.return_horizon, self.n_envs
         )
+        self._shortest, self._longest = int(np.min(self._horizon)), int(np.max(self._horizon))
         if self.carry_over:
-            self._lead = max(n_kept, int(np.max(self._horizon)) - 1)
+            self._lead = max(n_kept, self._longest - 1)
             for name in _COLUMNS:
                 column = self.__dict__[name]
                 self._storage[name] = _each(self._with_lead, column, self._storage.get(name, column))
@@ -101,12 +102,12 @@ class NStepMixin(RolloutBuffer):
         :param last_values: V of the observations after the last row, one per environment
         :param dones: whether the last row ended an episode ``[E]``
         """
-        self._last_values = last_values.detach().cpu().numpy().flatten()
         self._last_dones = np.array(dones, dtype=bool)
         self._has_targets = True
-        if not self.carry_over and np.min(self._horizon) >= self.buffer_size:
+        if not self.carry_over and self._shortest >= self.buffer_size:
             super().compute_returns_and_advantage(last_values, dones)
             return
+        self._last_values = last_values.detach().cpu().numpy().flatten()
         self._gather()
         self._join()
         values = self._all_rows("values")
@@ -191,7 +192,7 @@ class NStepMixin(RolloutBuffer):
 
     @property
     def _n_complete(self) -> int:
-        lag = int(np.max(self._horizon)) - 1 if self.carry_over else 0
+        lag = self._longest - 1 if self.carry_over else 0
         return max(0, self._n_waiting + self.buffer_size - lag)
 
     def _all_rows(self, name: str) -> Any:
@@ -210,17 +211,15 @@ class NStepMixin(RolloutBuffer):
 
     def _gather(self) -> None:
         """Callbacks may have bound an array of their own to ``rewards`` or another column: take over what it says."""
-        if not self.carry_over or self.generator_ready:
-            return
+        if self.carry_over and not self.generator_ready:
+            for name, storage in self._storage.items():
+                self.__dict__[name] = _each(self._taken_over, self.__dict__[name], storage)
 
-        def gathered(column: Array, storage: Array) -> Array:
-            rollout = storage[self._lead :]
-            if column.base is not storage:
-                rollout[:] = column
-            return rollout
-
-        for name in _COLUMNS:
-            self.__dict__[name] = _each(gathered, self.__dict__[name], self._storage[name])
+    def _taken_over(self, column: Array, storage: Array) -> Array:
+        rollout = storage[self._lead :]
+        if column.base is not storage:
+            rollout[:] = column
+        return rollout
 
     def _join(self) -> None:
         """

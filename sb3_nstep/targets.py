@@ -8,6 +8,7 @@ is V of the observation after the last row. m_t is 0 where row t ended its episo
 One primitive, :func:`windowed_sum`, carries every estimator; its weights carry the ends of the episodes into it.
 """
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from numbers import Integral
@@ -81,7 +82,8 @@ def n_step_targets(
         if bootstrap_values.shape != rewards.shape:
             raise ValueError(f"bootstrap_values: expected the shape {rewards.shape}, got {bootstrap_values.shape}")
         ended = np.concatenate([episode_starts[1:], last_dones[np.newaxis]])
-        rewards = rewards + gamma * np.where(ended, bootstrap_values, 0.0)
+        with np.errstate(invalid="ignore"):
+            rewards = rewards + _multiply(np.where(ended, gamma, 0.0), bootstrap_values)
     targets = targets_float64(
         rewards,
         values,
@@ -273,13 +275,16 @@ def _doubling(horizon: int, multiply: Multiply, x: Floats, w: Floats, bootstrap:
 def _blockwise(estimate: Callable[..., Floats], horizon: Horizon, *arrays: Array) -> Floats:
     """``estimate(N, multiply, *arrays)``, applied to sets of columns that share one N and fit into the cache."""
     n_rows, n_envs = arrays[0].shape
-    result = np.empty((n_rows, n_envs))
     if n_rows == 0:
-        return result
+        return np.empty((0, n_envs))
+    width = max(1, _BLOCK_SIZE // n_rows)
     with np.errstate(invalid="ignore", over="ignore"):
-        for n, columns in _column_sets(horizon, n_envs, width=max(1, _BLOCK_SIZE // n_rows)):
+        if isinstance(horizon, int) and n_envs <= width:
+            return _minding_zeros(partial(estimate, horizon), *arrays)
+        result = np.empty((n_rows, n_envs))
+        for n, columns in _column_sets(horizon, n_envs, width):
             result[:, columns] = _minding_zeros(partial(estimate, n), *(array[..., columns] for array in arrays))
-    return result
+        return result
 
 
 def _column_sets(horizon: Horizon, n_envs: int, width: int) -> Iterator[tuple[int, slice | Array]]:
@@ -297,7 +302,7 @@ def _minding_zeros(estimate: Callable[..., Floats], *arrays: Array) -> Floats:
     stays where it arrives: the plain product is tried, and the slower one only if some of the outcome is not finite.
     """
     result = estimate(np.multiply, *arrays)
-    return result if np.isfinite(np.add.reduce(result, axis=None)) else estimate(_multiply, *arrays)
+    return result if math.isfinite(np.add.reduce(result, axis=None)) else estimate(_multiply, *arrays)
 
 
 def _multiply(weight: Floats, term: Array, out: Floats | None = None) -> Floats:

@@ -73,8 +73,8 @@ def vtrace(
     lam: float,
 ) -> list[float]:
     """
-    v_t − V(s_t) = Σ_{i=t}^{t+k−1} γ^{i−t} (Π_{j=t}^{i−1} λ c_j) ρ_i δ_i of IMPALA, its product written out, over a window
-    that ends with the episode (a time limit's bootstrap is folded into the reward). Returns the advantages of a stream.
+    v_t − V(s_t) = Σ_{i=t}^{t+k−1} γ^{i−t} (Π_{j=t}^{i−1} λ c_j) ρ_i δ_i of IMPALA, its product written out, over a
+    window that ends with the episode (a time limit's bootstrap is folded into the reward). The advantages of a stream.
     """
     n_rows = len(rewards)
     advantages = []

@@ -10,18 +10,19 @@ import multiprocessing
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
+from functools import partial
 from typing import Any, NamedTuple
 
 import gymnasium as gym
 import numpy as np
 import torch as th
 from gymnasium import spaces
-from stable_baselines3 import PPO
+from stable_baselines3 import A2C, PPO
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.policies import ActorCriticPolicy
 from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnv
 
-from sb3_nstep import NStepA2C
+from sb3_nstep import NStepA2C, NStepDictRolloutBuffer, NStepRolloutBuffer
 
 Script = str | Sequence[Any]
 HEIGHT, WIDTH = 36, 40  # the smallest images that NatureCNN takes, not square
@@ -210,7 +211,7 @@ class Row(NamedTuple):
 
 
 def record(model: BaseAlgorithm) -> list[list[Row]]:
-    """The batches that ``train`` takes from the buffer, filled while the model learns."""
+    """The batches that ``train`` takes from the buffer, appended to while the model learns."""
     get = model.rollout_buffer.get
     batches: list[list[Row]] = []
 
@@ -222,37 +223,55 @@ def record(model: BaseAlgorithm) -> list[list[Row]]:
             columns = (batch.actions.numpy(), batch.returns.tolist(), batch.advantages.tolist())
             batches.append(list(map(Row, tags_of(observations).tolist(), *columns)))
             yield batch
+            if getattr(model, "correction", None) == "vtrace":  # replaces them while the batch is in use
+                columns = (batches[-1], model.rollout_buffer.returns.flat, model.rollout_buffer.advantages.flat)
+                batches[-1] = [row._replace(target=g, advantage=a) for row, g, a in zip(*columns, strict=True)]
 
     model.rollout_buffer.get = recording_get
     return batches
 
 
-def vec_env(*scripts: Script, vec_env_class: type[VecEnv] = DummyVecEnv, **kwargs: Any) -> VecEnv:
-    """One environment per script. The first observation of the i-th has the number 1000 · i (discrete: 256 · i)."""
+def vec_env(
+    *scripts: Script, vec_env_class: type[VecEnv] = DummyVecEnv, kind: str = "vector", first_tag: int = 0, **kwargs: Any
+) -> VecEnv:
+    """One environment per script. Their observations are numbered from 0, 1000, 2000 … on (discrete: 256 apart)."""
     if vec_env_class is SubprocVecEnv:
         # torch is imported once, by the server from which SB3 forks its workers, and not by each of them
         multiprocessing.set_forkserver_preload(["stable_baselines3.common.vec_env.subproc_vec_env"])
-    apart = 256 if kwargs.get("kind") == "discrete" else 1000
+    apart = 256 if kind == "discrete" else 1000
     return vec_env_class(
         [
-            # the defaults bind the loop's variables
-            lambda script=script, first=apart * index: ScriptedEnv(script, **{"first_tag": first, **kwargs})
+            partial(ScriptedEnv, script, first_tag=first_tag + apart * index, kind=kind, **kwargs)
             for index, script in enumerate(scripts)
         ]
     )
 
 
+SHORTENING = ["A2C", "PPO", "NStepA2C"]  # windows are shortened at the rollout's end
+CARRYING = "NStepA2C, carrying over"
+SURFACES = [*SHORTENING, CARRYING]
+
+
+def surface(name: str, horizon: Any) -> dict[str, Any]:
+    """The arguments of :func:`build` for one of the places where users meet the N-step targets."""
+    if name.startswith("NStepA2C"):
+        return {"algorithm": NStepA2C, "return_horizon": horizon, "carry_over": name == CARRYING}
+    return {
+        "algorithm": {"A2C": A2C, "PPO": PPO}[name],
+        "rollout_buffer_class": NStepRolloutBuffer,
+        "rollout_buffer_kwargs": {"return_horizon": horizon},
+    }
+
+
 def build(venv: VecEnv, algorithm: type[BaseAlgorithm] = NStepA2C, **kwargs: Any) -> Any:
     """A model that acts at random and never changes, whose V is read off the observations, unless told otherwise."""
-    kwargs = {"policy": ReadingPolicy, "n_steps": 4, "gamma": 0.5, "learning_rate": 0.0, "device": "cpu", **kwargs}
-    kwargs.setdefault("seed", 0)
+    defaults = {"policy": ReadingPolicy, "n_steps": 4, "gamma": 0.5, "learning_rate": 0.0, "device": "cpu", "seed": 0}
+    kwargs = {**defaults, **kwargs}
+    if isinstance(venv.observation_space, spaces.Dict) and kwargs.get("rollout_buffer_class") is NStepRolloutBuffer:
+        kwargs["rollout_buffer_class"] = NStepDictRolloutBuffer
     if algorithm is PPO:
-        kwargs = {
-            "n_epochs": 1,
-            "batch_size": kwargs["n_steps"] * venv.num_envs,
-            "normalize_advantage": False,
-            **kwargs,
-        }
+        n_rows = kwargs["n_steps"] * venv.num_envs
+        kwargs = {"gae_lambda": 1.0, "n_epochs": 1, "batch_size": n_rows, "normalize_advantage": False, **kwargs}
     return algorithm(kwargs.pop("policy"), venv, **kwargs)
 
 

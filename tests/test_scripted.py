@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 import torch as th
 from gymnasium.utils.env_checker import check_env
-from scripted import OBSERVATION_SPACES, ScriptedEnv, arrays, observe, parse, run, tags_of, vec_env
 from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecTransposeImage
+
+from scripted import OBSERVATION_SPACES, ScriptedEnv, arrays, observe, parse, run, tags_of, vec_env
 
 
 def test_a_script_is_read_as_it_is_written():

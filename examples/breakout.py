@@ -1,0 +1,135 @@
+"""
+Compare stock A2C with NStepA2C on an Atari game: same environments, same settings, several seeds.
+
+Stopped (Ctrl-C, kill) and started again with the same arguments, it goes on where it was.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+from stable_baselines3.common.sb2_compat.rmsprop_tf_like import RMSpropTFLike
+
+from runner import Runner
+from runs import Run, lock
+
+# RL Zoo's A2C settings for Atari, the same for every arm
+HYPERPARAMS = {
+    "policy": "CnnPolicy",
+    "learning_rate": 7e-4,
+    "gamma": 0.99,
+    "ent_coef": 0.01,
+    "vf_coef": 0.25,
+    "policy_kwargs": {"optimizer_class": RMSpropTFLike, "optimizer_kwargs": {"eps": 1e-5}},
+}
+
+# T is `n_steps`, N is `return_horizon`. What is NStepA2C's default is named too, so that config.json tells it
+CARRIED = {"carry_over": True, "correction": "importance"}
+ARMS = {
+    "a2c": lambda args: ("a2c", {"n_steps": args.n_steps}),
+    "nstep_a2c": lambda args: ("nstep_a2c", {"n_steps": args.n_steps, "return_horizon": args.return_horizon} | CARRIED),
+    "nstep_a2c_t1": lambda args: ("nstep_a2c", {"n_steps": 1, "return_horizon": args.return_horizon} | CARRIED),
+}
+
+EPILOG = "The defaults (9 runs of 100,000 steps) take about ?? minutes on two cores."
+
+
+def make_run(args: argparse.Namespace, arm: str, seed: int) -> Run:
+    algo, hyperparams = ARMS[arm](args)
+    return Run(arm, seed, algo, args.env_id, args.steps, args.n_envs, HYPERPARAMS | hyperparams)
+
+
+def whole_number(minimum: int) -> Any:
+    def parse(text: str) -> int:
+        if not text.isdecimal() or int(text) < minimum:
+            raise argparse.ArgumentTypeError(f"expected a whole number of at least {minimum}, got {text!r}")
+        return int(text)
+
+    return parse
+
+
+def make_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter, epilog=EPILOG
+    )
+    count = whole_number(1)
+    parser.add_argument("--env-id", default="BreakoutNoFrameskip-v4", help="Atari game, an id without frame skip")
+    parser.add_argument("--steps", type=count, default=100_000, help="environment steps of each run (4 frames each)")
+    parser.add_argument(
+        "--seeds", type=whole_number(0), nargs="+", default=[0, 1, 2], help="each arm runs once per seed"
+    )
+    parser.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS), metavar="ARM", help="out of %(choices)s")
+    parser.add_argument("--n-steps", type=count, default=5, help="T of a2c and nstep_a2c: rollout steps per update")
+    parser.add_argument("--return-horizon", type=count, default=5, help="N of nstep_a2c and nstep_a2c_t1 (its T is 1)")
+    parser.add_argument("--n-envs", type=count, default=16, help="environments of each run, a process each")
+    parser.add_argument("--jobs", type=count, default=1, help="runs side by side; torch's threads are shared out")
+    parser.add_argument("--out", type=Path, default=Path("runs/breakout"), help="folder of the results")
+    return parser
+
+
+def check(args: argparse.Namespace) -> None:
+    """:raises ValueError: the arguments do not go together, or not with what ``--out`` holds"""
+    for name in ("seeds", "arms"):
+        values = getattr(args, name)
+        if len(set(values)) < len(values):
+            raise ValueError(f"--{name}: expected each one once, got {' '.join(map(str, values))}")
+    try:
+        frameskip = gym.spec(args.env_id).kwargs.get("frameskip")
+    except gym.error.Error as error:
+        raise ValueError(f"--env-id: {error}") from None
+    if frameskip != 1:
+        reason = "is no Atari game" if frameskip is None else f"skips frames itself (frameskip={frameskip})"
+        raise ValueError(f"--env-id: expected an id like BreakoutNoFrameskip-v4, got {args.env_id}, which {reason}")
+    if args.out.exists() and not args.out.is_dir():
+        raise ValueError(f"--out: expected a folder, got the file {args.out}")
+    if args.out.is_dir() and any(args.out.iterdir()) and not (args.out / ".lock").exists():
+        raise ValueError(f"--out: expected an empty folder or earlier results, got {args.out}, which holds other files")
+    for path in sorted(args.out.glob("*/seed_*/config.json")):
+        got = json.loads(path.read_text())["settings"]
+        if got["arm"] not in ARMS:
+            raise ValueError(f"--out: {path.parent} is of an arm unknown here: {got['arm']}")
+        expected = make_run(args, got["arm"], got["seed"]).settings
+        for name in expected | got:
+            if expected.get(name) != got.get(name):
+                raise ValueError(
+                    f"--out: {path.parent} has other settings: {name}: "
+                    f"expected {expected.get(name)}, got {got.get(name)}"
+                )
+
+
+def main(argv: list[str] | None = None) -> int:
+    # Not at the top: the worker of each environment imports this file, and has no use for matplotlib.
+    from report import write_report
+
+    parser = make_parser()
+    args = parser.parse_args(argv)
+    try:
+        check(args)
+        args.out.mkdir(parents=True, exist_ok=True)
+        out_lock = lock(args.out)
+    except (ValueError, OSError) as error:
+        parser.error(str(error))
+    with out_lock:
+        runs = [make_run(args, arm, seed) for seed in args.seeds for arm in args.arms]
+        runner = Runner(runs, args.out, args.jobs)
+        with suppress(KeyboardInterrupt):  # the second one: the runs have been killed
+            runner.run()
+        write_report(args.out)
+    runner.say((args.out / "summary.md").read_text())
+    if runner.stopping:
+        runner.say("Stopped. Start again with the same arguments to go on.")
+        return 130
+    if runner.failed:
+        runner.say(f"Not finished: {', '.join(runner.failed)}. Start again with the same arguments to resume.")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

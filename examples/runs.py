@@ -1,0 +1,75 @@
+"""What all processes of the comparison share: the settings of a run, and files that survive a kill."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, NamedTuple, TextIO
+
+
+@dataclass(frozen=True)
+class Run:
+    arm: str
+    seed: int
+    algo: str
+    env_id: str
+    total_timesteps: int
+    n_envs: int
+    hyperparams: dict[str, Any]  # arguments of the algorithm
+
+    def __str__(self) -> str:
+        return f"{self.arm} seed {self.seed}"
+
+    @property
+    def folder(self) -> str:
+        return f"{self.arm}/seed_{self.seed}"
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What makes two runs comparable, as it reads back from ``config.json``."""
+        settings = asdict(self)
+        return json.loads(json.dumps(settings | settings.pop("hyperparams"), default=lambda cls: cls.__name__))
+
+
+class Status(NamedTuple):
+    timesteps: int
+    steps_per_second: float
+    mean_return: float  # of the last 100 games, nan before the first has ended
+
+
+@contextmanager
+def written_whole(path: Path) -> Iterator[Path]:
+    """Yield a temporary path that takes the place of ``path``: a kill leaves the old file or the new one."""
+    temporary = path.with_name(f".{path.name}")  # the suffix stays: SB3 and Pillow go by it
+    yield temporary
+    os.replace(temporary, path)
+
+
+def lock(folder: Path, timeout: float = 0.0) -> TextIO:
+    """
+    Lock ``folder`` for as long as the returned file is open; the lock dies with this process.
+
+    :raises BlockingIOError: another process holds it after ``timeout`` seconds
+    """
+    lock_file = open(folder / ".lock", "a+")  # noqa: SIM115  open for as long as the lock is held
+    deadline = time.monotonic() + timeout
+    while True:
+        try:
+            fcntl.flock(lock_file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            break
+        except BlockingIOError:
+            if time.monotonic() >= deadline:
+                with lock_file:
+                    lock_file.seek(0)
+                    raise BlockingIOError(f"{folder} is in use by process {lock_file.read()}") from None
+            time.sleep(0.1)
+    lock_file.truncate(0)
+    lock_file.write(str(os.getpid()))
+    lock_file.flush()
+    return lock_file
