@@ -110,8 +110,8 @@ class NStepMixin(RolloutBuffer):
         self._last_values = last_values.detach().cpu().numpy().flatten()
         self._gather()
         self._join()
-        values = self._all_rows("values")
-        targets = targets_float64(
+        values, returns = self._all_rows("values"), self._all_rows("returns")
+        returns[:] = targets_float64(
             self._all_rows("rewards"),
             values,
             self._all_rows("episode_starts"),
@@ -121,8 +121,7 @@ class NStepMixin(RolloutBuffer):
             horizon=self._horizon,
             gae_lambda=self.gae_lambda,
         )
-        self._all_rows("returns")[:] = targets
-        np.subtract(targets, values, out=self._all_rows("advantages"), casting="same_kind")
+        np.subtract(returns, values, out=self._all_rows("advantages"))
 
     def get(self, batch_size: int | None = None) -> Generator[RolloutBufferSamples, None, None]:
         """

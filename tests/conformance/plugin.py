@@ -21,27 +21,25 @@ from stable_baselines3.common.base_class import BaseAlgorithm
 
 from sb3_nstep import NStepA2C, NStepDictRolloutBuffer, NStepRolloutBuffer
 
-STOCK_FORMULA = "states the formula of windows that last until the rollout's end, and is given windows of 3 rows"
-# Seeds 2 to 13, IdentityEnvMultiBinary: 2 reach the threshold with A2C, 4 with "horizon", 3 with "carry-over"
-SEED_PICKED = "a learning threshold that A2C itself reaches with few seeds, the one of this test among them"
 # What must fail in a mode, and why: patterns of test names. To pass is a failure too, and so is to be gone
+STOCK_FORMULA = {
+    "test_gae.py::test_gae_computation[*-ModeA2C]": "states the formula of windows that last until the rollout's end",
+}
+# Of the seeds 2 to 13, A2C reaches this threshold with two, mode horizon with four, mode carry-over with three; with
+# the longer training of SB3 2.7 and 2.8, with three, four and four. The test has one seed, with which A2C reaches it
+LUCKY_SEED = {"test_identity.py::test_discrete[env2-ModeA2C]": "a threshold that A2C itself reaches with few seeds"}
+SHORT_TRAINING = tuple(map(int, stable_baselines3.__version__.split(".")[:2])) >= (2, 9)
 EXPECTED_DIFFERENCES: dict[str, dict[str, str]] = {
     "exact": {},
-    "horizon": {
-        "test_gae.py::test_gae_computation[*-ModeA2C]": STOCK_FORMULA,
-        "test_identity.py::test_discrete[env2-ModeA2C]": SEED_PICKED,
-    },
-    "carry-over": {
-        "test_gae.py::test_gae_computation[*-ModeA2C]": STOCK_FORMULA,
-        "test_identity.py::test_discrete[env2-ModeA2C]": SEED_PICKED,
-    },
+    "horizon": STOCK_FORMULA | LUCKY_SEED if SHORT_TRAINING else STOCK_FORMULA,
+    "carry-over": STOCK_FORMULA | LUCKY_SEED,
 }
 
 # Unloads Stable-Baselines3 and imports it again: what is imported next is no subclass of anything here
 NOT_RUN = "test_sb3_import_without_optional_deps"
 
-# About 180 tests of SB3 2.9 make one of our objects. Far fewer: the swap or the selection has come loose
-FEWEST_TESTS = 120
+# 177 tests of SB3 2.9 make one of our objects, 111 of SB3 2.7. Far fewer: the swap or the selection has come loose
+FEWEST_TESTS = 90
 
 mode_defaults: dict[str, Any] = {}
 made: Counter[str] = Counter()  # how many objects of each of the next three classes
