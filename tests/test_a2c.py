@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 import torch as th
 from gymnasium import spaces
-from stable_baselines3 import A2C
+from sb3_contrib import TRPO
+from stable_baselines3 import A2C, PPO
 from stable_baselines3.common.buffers import DictRolloutBuffer, RolloutBuffer
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
@@ -397,6 +398,31 @@ def test_stock_a2c_with_a_carrying_buffer_ends_with_a_sentence() -> None:
     model = A2C("MlpPolicy", noise(), rollout_buffer_class=NStepRolloutBuffer, rollout_buffer_kwargs=kwargs)
     with pytest.raises(RuntimeError, match="NStepA2C"):
         model.learn(20)
+
+
+@pytest.mark.parametrize("algorithm", [A2C, PPO, TRPO])
+def test_other_algorithms_take_the_buffer(algorithm: Any) -> None:
+    kwargs = {"return_horizon": 3}
+    model = algorithm(
+        "MlpPolicy",
+        noise(),
+        n_steps=8,
+        gae_lambda=1.0,
+        rollout_buffer_class=NStepRolloutBuffer,
+        rollout_buffer_kwargs=kwargs,
+        device="cpu",
+        **({} if algorithm is A2C else {"batch_size": 16}),
+    )
+    before = parameters(model)
+    definition = Definition()
+    model.learn(16, callback=definition)
+    assert not th.equal(parameters(model), before)
+    # [T, E] flattened by environment, as SB3 has it
+    expected = [
+        reference.targets([step["row"] for step in stream], last_value, model.gamma, 3)
+        for stream, last_value in zip(definition.streams, definition.last_values, strict=True)
+    ]
+    np.testing.assert_allclose(model.rollout_buffer.returns.flatten(), np.concatenate(expected), rtol=1e-4, atol=1e-5)
 
 
 def test_dict_observations() -> None:
