@@ -9,7 +9,15 @@ import torch as th
 from stable_baselines3.common.buffers import DictRolloutBuffer, RolloutBuffer
 from stable_baselines3.common.type_aliases import RolloutBufferSamples
 
-from sb3_nstep.targets import Array, Horizon, check_horizon, targets_float64, vtrace_advantages, window_lengths
+from sb3_nstep.targets import (
+    Array,
+    Horizon,
+    Rollout,
+    check_horizon,
+    targets_float64,
+    vtrace_advantages,
+    window_lengths,
+)
 
 # What RolloutBuffer.get() flattens, and what it leaves as it is
 _HANDED_OUT = ("observations", "actions", "values", "log_probs", "advantages", "returns")
@@ -110,18 +118,9 @@ class NStepMixin(RolloutBuffer):
         self._last_values = last_values.detach().cpu().numpy().flatten()
         self._gather()
         self._join()
-        values, returns = self._all_rows("values"), self._all_rows("returns")
-        returns[:] = targets_float64(
-            self._all_rows("rewards"),
-            values,
-            self._all_rows("episode_starts"),
-            self._last_values,
-            self._last_dones,
-            gamma=self.gamma,
-            horizon=self._horizon,
-            gae_lambda=self.gae_lambda,
-        )
-        np.subtract(returns, values, out=self._all_rows("advantages"))
+        rollout, returns = self._rollout(), self._all_rows("returns")
+        returns[:] = targets_float64(rollout, **self._estimator())
+        np.subtract(returns, rollout.values, out=self._all_rows("advantages"))
 
     def get(self, batch_size: int | None = None) -> Generator[RolloutBufferSamples, None, None]:
         """
@@ -169,25 +168,15 @@ class NStepMixin(RolloutBuffer):
             of ``unfinished()``, ``[rows · E]``
         :param log_probs: log π of their actions, likewise
         """
-        all_values, rho = self._all_rows("values").copy(), np.ones(self._all_rows("values").shape)
-        stale = slice(0, self._n_waiting)
-        all_values[stale] = values.reshape(-1, self.n_envs)
+        rollout, stale = self._rollout(), slice(0, self._n_waiting)
+        rollout = rollout._replace(values=rollout.values.copy())
+        rollout.values[stale] = values.reshape(-1, self.n_envs)
         log_ratio = log_probs.reshape(-1, self.n_envs) - self._all_rows("log_probs")[stale]
+        rho = np.ones(rollout.values.shape)
         rho[stale] = np.exp(np.minimum(log_ratio, 0.0))
-        advantages = vtrace_advantages(
-            self._all_rows("rewards"),
-            all_values,
-            self._all_rows("episode_starts"),
-            self._last_values,
-            self._last_dones,
-            rho,
-            gamma=self.gamma,
-            horizon=self._horizon,
-            gae_lambda=self.gae_lambda,
-        )
-        complete = slice(0, self._n_complete)
-        self.advantages[:] = _flatten(advantages[complete])
-        self.returns[:] = _flatten((all_values + advantages)[complete])
+        advantages = vtrace_advantages(rollout, rho, **self._estimator())[: self._n_complete]
+        self.advantages[:] = _flatten(advantages)
+        self.returns[:] = _flatten(rollout.values[: self._n_complete] + advantages)
 
     @property
     def _n_complete(self) -> int:
@@ -199,6 +188,13 @@ class NStepMixin(RolloutBuffer):
         if not self.carry_over:
             return self.__dict__[name]
         return _each(lambda storage: storage[self._lead - self._n_waiting :], self._storage[name])
+
+    def _rollout(self) -> Rollout:
+        rewards, values, episode_starts = map(self._all_rows, ("rewards", "values", "episode_starts"))
+        return Rollout(rewards, values, episode_starts, self._last_values, self._last_dones)
+
+    def _estimator(self) -> dict[str, Any]:
+        return {"gamma": self.gamma, "horizon": self._horizon, "gae_lambda": self.gae_lambda}
 
     def _with_lead(self, rollout: Array, storage: Array) -> Array:
         """An array with room for the waiting rows, which are moved to just before the rollout's."""

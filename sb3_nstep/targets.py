@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from numbers import Integral
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -25,6 +25,16 @@ Multiply: TypeAlias = Callable[..., Floats]
 
 # Elements worked on at a time: a handful of float64 arrays of this size stay in a core's second-level cache
 _BLOCK_SIZE = 16384
+
+
+class Rollout(NamedTuple):
+    """What targets are made of."""
+
+    rewards: Array  # r [T, E], with γ V(final observation) folded in at time limits, as SB3 does it
+    values: Array  # V(s_t) [T, E]
+    episode_starts: Array  # [T, E], true where row t is the first of an episode
+    last_values: Array  # [E], V of the observation after the last row
+    last_dones: Array  # [E], true where the last row ended an episode
 
 
 def n_step_targets(
@@ -84,66 +94,31 @@ def n_step_targets(
         ended = np.concatenate([episode_starts[1:], last_dones[np.newaxis]])
         with np.errstate(invalid="ignore"):
             rewards = rewards + _multiply(np.where(ended, gamma, 0.0), bootstrap_values)
-    targets = targets_float64(
-        rewards,
-        values,
-        episode_starts,
-        last_values,
-        last_dones,
-        gamma=gamma,
-        horizon=check_horizon(horizon, rewards.shape[1]),
-        gae_lambda=gae_lambda,
-    )
-    return targets.astype(np.float32)
+    rollout = Rollout(rewards, values, episode_starts, last_values, last_dones)
+    horizon = check_horizon(horizon, rewards.shape[1])
+    return targets_float64(rollout, gamma=gamma, horizon=horizon, gae_lambda=gae_lambda).astype(np.float32)
 
 
-def targets_float64(
-    rewards: Array,
-    values: Array,
-    episode_starts: Array,
-    last_values: Array,
-    last_dones: Array,
-    *,
-    gamma: float,
-    horizon: Horizon,
-    gae_lambda: float,
-) -> Floats:
+def targets_float64(rollout: Rollout, *, gamma: float, horizon: Horizon, gae_lambda: float) -> Floats:
     """:func:`n_step_targets` of arguments that need no checks, before it is rounded."""
-    estimate = partial(_targets, gamma=gamma, gae_lambda=gae_lambda)
-    return _blockwise(estimate, horizon, rewards, values, episode_starts, last_values, last_dones)
+    return _blockwise(partial(_targets, gamma=gamma, gae_lambda=gae_lambda), horizon, *rollout)
 
 
-def vtrace_advantages(
-    rewards: Array,
-    values: Array,
-    episode_starts: Array,
-    last_values: Array,
-    last_dones: Array,
-    rho: Array,
-    *,
-    gamma: float,
-    horizon: Horizon,
-    gae_lambda: float,
-) -> Floats:
+def vtrace_advantages(rollout: Rollout, rho: Array, *, gamma: float, horizon: Horizon, gae_lambda: float) -> Floats:
     """
     V-trace inside the window: x_t = ρ_t (r_t + γ m_t V(s_{t+1}) − V(s_t)), w_t = γ λ m_t c_t with c_t = ρ_t.
 
     The sum is the advantage that multiplies ∇ log π (it holds ρ_t already), and V(s_t) plus the sum is the target.
     Espeholt et al., IMPALA, https://arxiv.org/abs/1802.01561, equation 1.
 
-    :param rewards: r ``[T, E]``, with γ V(final observation) folded in at time limits
-    :param values: V(s_t) ``[T, E]``, one V per row, wherever the row occurs
-    :param episode_starts: ``[T, E]``
-    :param last_values: V of the observation after the last row ``[E]``
-    :param last_dones: ``[E]``
+    :param rollout: its ``values`` are one V per row, wherever the row occurs
     :param rho: ρ_t = min(1, π(a_t | s_t) / μ(a_t | s_t)) ``[T, E]``
     :param gamma: γ
     :param horizon: N, or one per environment
     :param gae_lambda: λ
     :return: advantages ``[T, E]``
     """
-    estimate = partial(_vtrace, gamma=gamma, gae_lambda=gae_lambda)
-    return _blockwise(estimate, horizon, rewards, values, episode_starts, last_values, last_dones, rho)
+    return _blockwise(partial(_vtrace, gamma=gamma, gae_lambda=gae_lambda), horizon, *rollout, rho)
 
 
 def window_lengths(episode_starts: Array, last_dones: Array, horizon: Horizon) -> Floats:
@@ -201,22 +176,12 @@ def _discounts(episode_starts: Array, last_dones: Array, gamma: float) -> Floats
     return discounts
 
 
-def _targets(
-    horizon: int,
-    multiply: Multiply,
-    rewards: Array,
-    values: Array,
-    episode_starts: Array,
-    last_values: Array,
-    last_dones: Array,
-    *,
-    gamma: float,
-    gae_lambda: float,
-) -> Floats:
+def _targets(horizon: int, multiply: Multiply, *rollout: Array, gamma: float, gae_lambda: float) -> Floats:
     """
     Inside a window, 1 − λ of a row's discount bootstraps and λ of it looks on. Behind the window's last row all of it
     bootstraps: in x where that is row T − 1, as the tail of the sum elsewhere.
     """
+    rewards, values, episode_starts, last_values, last_dones = rollout
     w = _discounts(episode_starts, last_dones, gamma)
     x = rewards.astype(np.float64)
     if gae_lambda != 1.0:
@@ -227,19 +192,8 @@ def _targets(
     return _doubling(horizon, multiply, x, w, bootstrap=values)
 
 
-def _vtrace(
-    horizon: int,
-    multiply: Multiply,
-    rewards: Array,
-    values: Array,
-    episode_starts: Array,
-    last_values: Array,
-    last_dones: Array,
-    rho: Array,
-    *,
-    gamma: float,
-    gae_lambda: float,
-) -> Floats:
+def _vtrace(horizon: int, multiply: Multiply, *rollout_and_rho: Array, gamma: float, gae_lambda: float) -> Floats:
+    rewards, values, episode_starts, last_values, last_dones, rho = rollout_and_rho
     discounts = _discounts(episode_starts, last_dones, gamma)
     next_values = np.concatenate([values[1:], last_values[np.newaxis]])
     deltas = rewards + multiply(discounts, next_values) - values

@@ -13,7 +13,7 @@ from stable_baselines3.common.buffers import RolloutBuffer
 import reference
 from reference import CONTINUES, TERMINATED, TIME_LIMIT, Row
 from sb3_nstep import n_step_targets
-from sb3_nstep.targets import targets_float64, vtrace_advantages, window_lengths, windowed_sum
+from sb3_nstep.targets import Rollout, targets_float64, vtrace_advantages, window_lengths, windowed_sum
 
 GAMMAS = st.sampled_from([0.0, 1e-3, 0.5, 0.99, 1.0])
 LAMBDAS = st.sampled_from([0.0, 0.3, 0.95, 1.0])
@@ -235,7 +235,7 @@ def test_vtrace_equals_its_definition(data: Any, stream: Any, gamma: float, lam:
     del arrays["bootstrap_values"]
     numbers = st.sampled_from([0.0, 0.25, 0.5, 1.0])
     rho = np.array([[data.draw(numbers) for _ in columns] for _ in columns[0]])
-    advantages = vtrace_advantages(**arrays, rho=rho, gamma=gamma, horizon=horizon, gae_lambda=lam)
+    advantages = vtrace_advantages(Rollout(**arrays), rho, gamma=gamma, horizon=horizon, gae_lambda=lam)
     for env, (column, n) in enumerate(zip(columns, np.broadcast_to(horizon, len(columns)).tolist(), strict=True)):
         expected = reference.vtrace(
             [row.reward for row in column],
@@ -249,8 +249,8 @@ def test_vtrace_equals_its_definition(data: Any, stream: Any, gamma: float, lam:
         )
         np.testing.assert_allclose(advantages[:, env], expected, rtol=1e-9, atol=1e-9)
     # on-policy, V-trace is the N-step advantage
-    plain = targets_float64(**arrays, gamma=gamma, horizon=horizon, gae_lambda=lam) - arrays["values"]
-    on_policy = vtrace_advantages(**arrays, rho=np.ones_like(rho), gamma=gamma, horizon=horizon, gae_lambda=lam)
+    plain = targets_float64(Rollout(**arrays), gamma=gamma, horizon=horizon, gae_lambda=lam) - arrays["values"]
+    on_policy = vtrace_advantages(Rollout(**arrays), np.ones_like(rho), gamma=gamma, horizon=horizon, gae_lambda=lam)
     np.testing.assert_allclose(on_policy, plain, rtol=1e-9, atol=1e-9)
 
 
