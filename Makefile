@@ -41,7 +41,7 @@ $(VENV)/%: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 10) or sys.exit( \
 		"sb3_nstep needs Python 3.10 or newer, $(PYTHON) is %d.%d: name a newer one, as in make PYTHON=python3.11" \
 		% sys.version_info[:2])'
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[$*]"
 	touch $@
 

@@ -36,7 +36,7 @@ class NStepA2C(A2C):
     :param carry_over: ``True``: the last N − 1 rows of a rollout wait until their windows are whole, so that each row
         is trained on once, with all of its N steps; no update is made while no window is whole (the first ⌈N/T⌉ − 1
         rollouts). ``False``: windows are shortened at the rollout's end; with ``return_horizon=None`` this is A2C to
-        the last bit
+        the last bit, but for integer rewards and the normalised advantage of a single row, where A2C is wrong
     :param correction: what is made of the rows that waited, which an older policy μ acted. ``"none"``: nothing.
         ``"importance"``: min(1, π/μ) weights their policy gradient, whose baseline V is evaluated anew. ``"vtrace"``:
         targets and policy gradient are those of IMPALA inside the window (https://arxiv.org/abs/1802.01561)
@@ -77,7 +77,8 @@ class NStepA2C(A2C):
         for name in ("return_horizon", "carry_over"):
             if name in self.rollout_buffer_kwargs:
                 raise ValueError(
-                    f"rollout_buffer_kwargs: {name} is an argument of {type(self).__name__}, give it there"
+                    f"rollout_buffer_kwargs: {name} is an argument of {type(self).__name__}, give it there (to load a "
+                    "zip of another algorithm that has it here, give rollout_buffer_kwargs={} as well)"
                 )
         if not isinstance(self.carry_over, (bool, np.bool_)):
             raise ValueError(f"carry_over: expected True or False, got {self.carry_over!r}")
@@ -97,7 +98,7 @@ class NStepA2C(A2C):
             return self.return_horizon
         # Not SB3's _current_progress_remaining, which in a second learn() is still that of the first one's end
         progress = 1.0 - self.num_timesteps / self._total_timesteps if self._total_timesteps else 1.0
-        return self.return_horizon(progress)
+        return self.return_horizon(max(0.0, progress))  # the last rollout may go beyond the total
 
     def collect_rollouts(
         self, env: VecEnv, callback: BaseCallback, rollout_buffer: RolloutBuffer, n_rollout_steps: int
@@ -184,7 +185,8 @@ class NStepA2C(A2C):
     def set_env(self, env: GymEnv, force_reset: bool = True) -> None:
         super().set_env(env, force_reset)
         # Without a reset, the change of environments shows in no episode start
-        self.rollout_buffer.end_streams()
+        if hasattr(self, "rollout_buffer"):
+            self.rollout_buffer.end_streams()
 
     @classmethod
     def load(
@@ -222,7 +224,11 @@ class _RolloutEnv(VecEnvWrapper):
         return self.venv.reset()
 
     def step_wait(self) -> VecEnvStepReturn:
-        observations, rewards, dones, infos = self.venv.step_wait()
+        return self.venv.step_wait()
+
+    def step(self, actions: np.ndarray) -> VecEnvStepReturn:
+        # All that collect_rollouts calls, and not in two halves: a wrapper inside may have a step() of its own
+        observations, rewards, dones, infos = self.venv.step(actions)
         if not np.issubdtype(rewards.dtype, np.floating):
             rewards = rewards.astype(np.float32)
         if not self._has_warned:

@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Callable, Generator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -37,7 +38,8 @@ class NStepMixin(RolloutBuffer):
     :raises ValueError: if ``return_horizon`` is neither an int ≥ 1 nor a list of one for each environment
 
     From ``reset()`` until ``get()``, the arrays are the T rows of the rollout under way, as in SB3, and the waiting
-    rows live apart. From ``get()`` on, those that SB3 flattens are the rows handed out, oldest first. With T = N = 3::
+    rows live apart. From ``get()`` on, those that SB3 flattens are the rows handed out, oldest first. With
+    ``carry_over``, the next rollout overwrites the memory of ``observations``: copy what is to be kept. T = N = 3::
 
         row          … -2 -1 |  0  1  2
         this rollout         |  ├─────┤    self.rewards, self.values, … until get()
@@ -55,12 +57,8 @@ class NStepMixin(RolloutBuffer):
         self._last_values: Array = np.empty(0)
         self._last_dones: Array = np.empty(0, dtype=bool)
         self._seam: tuple[Array, Array] | None = None  # the same, of the rollout that the waiting rows belong to
+        self._has_warned = False
         super().__init__(*args, **kwargs)
-        if not carry_over and self._longest > self.buffer_size:
-            warnings.warn(
-                f"return_horizon={return_horizon!r}, but carry_over=False shortens all windows at the end of the "
-                f"rollout, which is {self.buffer_size} steps long: no target looks further ahead than that"
-            )
 
     @property
     def n_ready(self) -> int:
@@ -92,16 +90,22 @@ class NStepMixin(RolloutBuffer):
         super().reset()
         self._has_targets = False
         self._n_waiting = n_kept
-        self._horizon = check_horizon(
-            self.buffer_size if self.return_horizon is None else self.return_horizon, self.n_envs
-        )
+        horizon = self.buffer_size if self.return_horizon is None else self.return_horizon
+        self._horizon = check_horizon(horizon, self.n_envs, name="return_horizon")
         self._shortest, self._longest = int(np.min(self._horizon)), int(np.max(self._horizon))
         if self.carry_over:
             self._lead = max(n_kept, self._longest - 1)
             for name in _COLUMNS:
                 column = self.__dict__[name]
-                self._storage[name] = _each(self._with_lead, column, self._storage.get(name, column))
-                self.__dict__[name] = _each(lambda _, storage: storage[self._lead :], column, self._storage[name])
+                with_lead = partial(self._with_lead, recycles=name == "observations")
+                self._storage[name] = _each(with_lead, column, self._storage.get(name, column))
+                self.__dict__[name] = _each(self._rollout_part, self._storage[name])
+        elif self._longest > self.buffer_size and not self._has_warned:
+            self._has_warned = True
+            warnings.warn(
+                f"return_horizon={self.return_horizon!r}, but carry_over=False shortens all windows at the end of the "
+                f"rollout, which is {self.buffer_size} steps long: no target looks further ahead than that"
+            )
 
     def compute_returns_and_advantage(self, last_values: th.Tensor, dones: Array) -> None:
         """
@@ -127,10 +131,12 @@ class NStepMixin(RolloutBuffer):
         Hand out the rows with whole windows.
 
         :param batch_size: rows per minibatch, shuffled. ``None``: all rows at once; with ``carry_over`` oldest first
-        :raises RuntimeError: if there is none yet, which takes ``carry_over=True``
+        :raises RuntimeError: with ``carry_over``, if there is none yet
         """
         if not self.carry_over:
             return super().get(batch_size)
+        if not self.full:
+            raise RuntimeError(f"The rollout is not finished: it holds {self.pos} of {self.buffer_size} steps")
         if self.n_ready == 0:
             raise RuntimeError(
                 f"No row has its whole window yet: carry_over=True with return_horizon={self.return_horizon} completes "
@@ -196,13 +202,20 @@ class NStepMixin(RolloutBuffer):
     def _estimator(self) -> dict[str, Any]:
         return {"gamma": self.gamma, "horizon": self._horizon, "gae_lambda": self.gae_lambda}
 
-    def _with_lead(self, rollout: Array, storage: Array) -> Array:
-        """An array with room for the waiting rows, which are moved to just before the rollout's."""
+    def _with_lead(self, rollout: Array, storage: Array, recycles: bool) -> Array:
+        """
+        An array for the waiting rows, which are taken from the end of ``storage``, and behind them for those to come.
+        A new one, as SB3's are, since a callback may have kept the old; observations are too large for that.
+        """
         waiting = storage[len(storage) - self._n_waiting :]
-        if len(storage) != self._lead + self.buffer_size:
-            storage = np.zeros((self._lead + self.buffer_size, *rollout.shape[1:]), dtype=rollout.dtype)
+        n_rows = self._lead + self.buffer_size
+        if len(storage) != n_rows or not recycles:
+            storage = np.zeros((n_rows, *rollout.shape[1:]), dtype=rollout.dtype)
         storage[self._lead - self._n_waiting : self._lead] = waiting
         return storage
+
+    def _rollout_part(self, storage: Array) -> Array:
+        return storage[self._lead :]
 
     def _gather(self) -> None:
         """Callbacks may have bound an array of their own to ``rewards`` or another column: take over what it says."""
@@ -211,8 +224,8 @@ class NStepMixin(RolloutBuffer):
                 self.__dict__[name] = _each(self._taken_over, self.__dict__[name], storage)
 
     def _taken_over(self, column: Array, storage: Array) -> Array:
-        rollout = storage[self._lead :]
-        if column.base is not storage:
+        rollout = self._rollout_part(storage)
+        if column.__array_interface__ != rollout.__array_interface__:  # other memory, or the same in another order
             rollout[:] = column
         return rollout
 

@@ -144,21 +144,23 @@ def windowed_sum(x: Floats, w: Floats, horizon: Horizon) -> Floats:
     return _blockwise(_doubling, check_horizon(horizon, x.shape[1]), x, w)
 
 
-def check_horizon(horizon: Any, n_envs: int) -> int | NDArray[np.int64]:
+def check_horizon(horizon: Any, n_envs: int, name: str = "horizon") -> int | NDArray[np.int64]:
     """
     Validate a horizon.
 
     :param horizon: an int, or one int per environment
     :param n_envs: number of environments E
+    :param name: what the argument is called where it was given
     :return: an int where all environments agree, else an array ``[E]``
     :raises ValueError: if it is neither, has another length than E, or is below 1 somewhere
     """
     if _is_length(horizon):
         return int(horizon)
-    if not isinstance(horizon, (list, tuple, np.ndarray)) or np.ndim(horizon) != 1 or not all(map(_is_length, horizon)):
-        raise ValueError(f"return_horizon: expected an int ≥ 1, or one such int per environment, got {horizon!r}")
+    is_listing = isinstance(horizon, (Sequence, np.ndarray)) and np.ndim(horizon) == 1
+    if not is_listing or not all(map(_is_length, horizon)):
+        raise ValueError(f"{name}: expected an int ≥ 1, or one such int per environment, got {horizon!r}")
     if len(horizon) != n_envs:
-        raise ValueError(f"return_horizon: expected one int for each of {n_envs} environments, got {horizon!r}")
+        raise ValueError(f"{name}: expected one int for each of {n_envs} environments, got {horizon!r}")
     horizons = np.array(horizon, dtype=np.int64)
     return int(horizons[0]) if (horizons == horizons[0]).all() else horizons
 

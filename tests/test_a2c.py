@@ -11,7 +11,7 @@ from sb3_contrib import TRPO
 from stable_baselines3 import A2C, PPO
 from stable_baselines3.common.buffers import DictRolloutBuffer, RolloutBuffer
 from stable_baselines3.common.callbacks import BaseCallback
-from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
+from stable_baselines3.common.vec_env import DummyVecEnv, VecEnvWrapper, VecNormalize
 
 import reference
 from reference import CONTINUES, TERMINATED, TIME_LIMIT, Row
@@ -129,14 +129,29 @@ class Definition(BaseCallback):
         )
 
 
+BOX, MULTI = spaces.Box(-1, 1, (2,), dtype=np.float32), spaces.MultiDiscrete([2, 3])
+
+
 @pytest.mark.parametrize("correction", CORRECTIONS)
 @pytest.mark.parametrize(
-    ("n_steps", "horizon", "lam"), [(3, 3, 1.0), (1, 4, 1.0), (2, 5, 0.9), (5, 2, 0.9), (4, [1, 6], 1.0), (3, 1, 1.0)]
+    ("n_steps", "horizon", "lam", "kwargs"),
+    [
+        (3, 3, 1.0, {}),
+        (1, 4, 1.0, {}),
+        (2, 5, 0.9, {}),
+        (5, 2, 0.9, {}),
+        (4, [1, 6], 1.0, {}),
+        (3, 1, 1.0, {}),
+        (2, 4, 0.9, {"action_space": BOX}),
+        (2, 4, 1.0, {"action_space": BOX, "use_sde": True}),
+        (3, 5, 1.0, {"action_space": MULTI}),
+    ],
 )
-def test_gradient_of_each_update(correction: str, n_steps: int, horizon: Any, lam: float) -> None:
+def test_gradient_of_each_update(correction: str, n_steps: int, horizon: Any, lam: float, kwargs: dict) -> None:
     model = NStepA2C(
         "MlpPolicy",
-        noise(),
+        noise(action_space=kwargs.get("action_space")),
+        use_sde=kwargs.get("use_sde", False),
         n_steps=n_steps,
         return_horizon=horizon,
         correction=correction,
@@ -259,6 +274,21 @@ def test_schedule_of_horizons() -> None:
     assert seen[0] == 1.0  # a second learn() starts from the beginning again
 
 
+def test_schedule_after_the_end(tmp_path: Any) -> None:
+    """3 environments of 5 steps go 5 steps beyond the 100: progress is not negative, there or in a loaded model."""
+    model = NStepA2C("MlpPolicy", noise(3), return_horizon=lambda progress: int(1 + 9 * progress)).learn(100)
+    assert model.num_timesteps == 105
+    model.save(tmp_path / "model.zip")
+    assert NStepA2C.load(tmp_path / "model.zip").rollout_buffer.return_horizon == 1
+
+
+def test_schedule_beyond_the_rollout_warns_once() -> None:
+    model = NStepA2C("MlpPolicy", noise(), carry_over=False, return_horizon=lambda progress: 5 if progress > 0.5 else 9)
+    with pytest.warns(UserWarning, match="return_horizon=9.*carry_over=False") as caught:
+        model.learn(100)
+    assert len(caught) == 1
+
+
 @pytest.mark.parametrize("horizon", [lambda progress: 2.5, lambda progress: 0])
 def test_bad_schedule(horizon: Any) -> None:
     with pytest.raises(ValueError, match="return_horizon: expected"):
@@ -307,6 +337,32 @@ def test_set_env_ends_the_windows(force_reset: bool, is_vec_normalize: bool) -> 
     assert abs(new) < 100.0
     model.learn(6, reset_num_timesteps=False)
     assert targets[-1].min() > 1000.0
+
+
+def test_set_env_before_the_model_is_set_up() -> None:
+    model = NStepA2C("MlpPolicy", noise(), _init_setup_model=False)
+    env = noise()
+    model.set_env(env)
+    assert model.get_env() is env
+
+
+def test_a_wrappers_own_step_is_called() -> None:
+    class Own(VecEnvWrapper):
+        n_calls = 0
+
+        def reset(self) -> Any:
+            return self.venv.reset()
+
+        def step_wait(self) -> Any:
+            return self.venv.step_wait()
+
+        def step(self, actions: np.ndarray) -> Any:
+            self.n_calls += 1
+            return super().step(actions)
+
+    env = Own(noise())
+    NStepA2C("MlpPolicy", env).learn(20)
+    assert env.n_calls == 10
 
 
 def test_new_learn_ends_the_windows() -> None:
@@ -391,6 +447,17 @@ def test_a_buffer_class_of_ones_own(tmp_path: Any) -> None:
 def test_bad_arguments(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         NStepA2C("MlpPolicy", noise(), **arguments)
+
+
+def test_a_zip_of_a2c_with_our_buffer(tmp_path: Any) -> None:
+    kwargs = {"return_horizon": 3}
+    A2C("MlpPolicy", noise(), rollout_buffer_class=NStepRolloutBuffer, rollout_buffer_kwargs=kwargs).save(
+        tmp_path / "m"
+    )
+    with pytest.raises(ValueError, match=r"return_horizon is an argument of NStepA2C.*rollout_buffer_kwargs=\{\}"):
+        NStepA2C.load(tmp_path / "m")
+    model = NStepA2C.load(tmp_path / "m", return_horizon=3, rollout_buffer_kwargs={})
+    assert model.rollout_buffer.return_horizon == 3
 
 
 def test_stock_a2c_with_a_carrying_buffer_ends_with_a_sentence() -> None:

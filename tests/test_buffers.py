@@ -277,6 +277,43 @@ def test_edited_rewards_count_once(carry_over: bool, rebinds: bool) -> None:
             assert handed_out(buffer)[number] == pytest.approx(target + more, rel=1e-4)
 
 
+@pytest.mark.parametrize("order", [[2, 1, 0], slice(None, None, -1)])
+def test_reordered_rewards(order: Any) -> None:
+    """As a new array, or as the same memory read backwards."""
+    buffer, streams = make(3, 1, return_horizon=1, carry_over=True), start(seeded(), 1)
+    buffer.gamma = 0.0
+    buffer.reset()
+    streams.rollout(buffer, 3)
+    expected = buffer.rewards[order].copy()
+    buffer.rewards = buffer.rewards[order]
+    streams.finish(buffer)
+    np.testing.assert_array_equal(buffer.returns, expected)
+
+
+def test_arrays_that_a_callback_keeps_stay_as_they_are() -> None:
+    buffer, streams = make(3, 1, return_horizon=3, carry_over=True), start(seeded(), 1)
+    kept, copies = [], []
+    for _ in range(4):
+        buffer.reset()
+        assert not buffer.rewards.any()
+        streams.rollout(buffer, 3)
+        streams.finish(buffer)
+        arrays = [buffer.rewards, buffer.values, buffer.returns, buffer.actions]
+        list(buffer.get())
+        arrays += [buffer.values, buffer.returns]
+        kept += arrays
+        copies += [array.copy() for array in arrays]
+    for array, copied in zip(kept, copies, strict=True):
+        np.testing.assert_array_equal(array, copied)
+
+
+def test_get_within_a_rollout() -> None:
+    buffer, streams = make(3, 1, return_horizon=1, carry_over=True), start(seeded(), 1)
+    streams.rollout(buffer, 2)
+    with pytest.raises(RuntimeError, match="not finished: it holds 2 of 3 steps"):
+        buffer.get()
+
+
 def test_an_edit_without_computing_anew_reaches_the_waiting_rows() -> None:
     buffer, streams = make(2, 1, return_horizon=3, carry_over=True), start(seeded(), 1)
     for is_edited in (True, False):

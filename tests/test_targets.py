@@ -117,7 +117,7 @@ def test_environments_do_not_meet(data: Any, stream: Any, gamma: float, lam: flo
 def test_columns_that_do_not_fit_into_one_block() -> None:
     arrays = random_arrays(3_000, 37)
     horizon = [1 + env % 7 for env in range(37)]
-    for n in (horizon, 7):
+    for n in (horizon, range(1, 38), 7):
         together = n_step_targets(**arrays, gamma=0.9, horizon=n)
         for env in (0, 5, 36):
             alone = {name: array[..., [env]] for name, array in arrays.items()}
@@ -292,15 +292,16 @@ def test_inputs_are_left_alone_and_may_be_lists_or_ints() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"horizon": 0}, "return_horizon: expected an int ≥ 1.*got 0"),
-        ({"horizon": 2.0}, "return_horizon: expected an int ≥ 1.*got 2.0"),
-        ({"horizon": True}, "return_horizon: expected an int ≥ 1.*got True"),
-        ({"horizon": "5"}, "return_horizon: expected an int ≥ 1.*got '5'"),
-        ({"horizon": None}, "return_horizon: expected an int ≥ 1.*got None"),
-        ({"horizon": [1, 2.5]}, "return_horizon: expected an int ≥ 1"),
-        ({"horizon": [[1, 2]]}, "return_horizon: expected an int ≥ 1"),
-        ({"horizon": [1, 2, 3]}, "return_horizon: expected one int for each of 2 environments, got"),
-        ({"horizon": []}, "return_horizon: expected one int for each of 2 environments, got"),
+        ({"horizon": 0}, "^horizon: expected an int ≥ 1.*got 0"),
+        ({"horizon": 2.0}, "^horizon: expected an int ≥ 1.*got 2.0"),
+        ({"horizon": True}, "^horizon: expected an int ≥ 1.*got True"),
+        ({"horizon": "5"}, "^horizon: expected an int ≥ 1.*got '5'"),
+        ({"horizon": None}, "^horizon: expected an int ≥ 1.*got None"),
+        ({"horizon": [1, 2.5]}, "^horizon: expected an int ≥ 1"),
+        ({"horizon": [[1, 2]]}, "^horizon: expected an int ≥ 1"),
+        ({"horizon": [1, 2, 3]}, "^horizon: expected one int for each of 2 environments, got"),
+        ({"horizon": range(3)}, "^horizon: expected an int ≥ 1.*got range"),
+        ({"horizon": []}, "^horizon: expected one int for each of 2 environments, got"),
         ({"gamma": 1.5}, r"gamma: expected a number in \[0, 1\], got 1.5"),
         ({"gamma": float("nan")}, r"gamma: expected a number in \[0, 1\], got nan"),
         ({"gae_lambda": -0.1}, r"gae_lambda: expected a number in \[0, 1\], got -0.1"),
