@@ -101,6 +101,15 @@ def summary_row(arm: str, runs: pd.DataFrame) -> list[str]:
     ]
 
 
+def made_with(out: Path) -> str:
+    """Versions, machine and commit of the runs; several, where they differ."""
+    configs = [json.loads(path.read_text()) for path in sorted(out.glob("*/seed_*/config.json"))]
+    starts = pd.DataFrame([start for config in configs for start in config["starts"]])
+    names = ["commit", "Python", "Stable-Baselines3", "PyTorch", "Gymnasium", "ale-py", "cores", "jobs"]
+    columns = starts.reindex(columns=names).dropna(axis="columns", how="all")
+    return ", ".join(f"{name} {' and '.join(map(str, column.unique()))}" for name, column in columns.items())
+
+
 def summary(out: Path, results: pd.DataFrame) -> str:
     header = ["arm", "finished runs", "steps/s", "updates", "rows per update", "final mean return", "95 %", "IQM"]
     rows = [summary_row(arm, runs) for arm, runs in results.groupby("arm")]
@@ -113,6 +122,8 @@ def summary(out: Path, results: pd.DataFrame) -> str:
         "games of each run, then over seeds. 95 %: bootstrap over seeds. IQM: interquartile mean over seeds, "
         "with fewer than four seeds it leaves none out. Steps/s: environment steps per second of training, updates "
         "included.",
+        "",
+        f"Made with: {made_with(out)}.",
         "",
     ]
     for path in sorted(out.glob("*/seed_*/game.gif")):

@@ -11,6 +11,8 @@ from sb3_contrib import TRPO
 from stable_baselines3 import A2C, PPO
 from stable_baselines3.common.buffers import DictRolloutBuffer, RolloutBuffer
 from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.env_util import make_vec_env
+from stable_baselines3.common.utils import safe_mean
 from stable_baselines3.common.vec_env import DummyVecEnv, VecEnvWrapper, VecNormalize
 
 import reference
@@ -520,11 +522,13 @@ def test_dict_observations() -> None:
     ids=lambda settings: "-".join(str(value) for value in settings.values()),
 )
 def test_learns_cartpole(settings: dict[str, Any], stock_cartpole: list[float]) -> None:
-    """RL Zoo's A2C settings for CartPole-v1 (8 environments, entropy 0), 100,000 steps: no worse than stock A2C."""
+    """
+    RL Zoo's A2C settings for CartPole-v1 (8 environments, entropy 0), 100,000 steps, 3 seeds: the mean return of the last
+    50 episodes of training. Our median may be below stock A2C's worst seed by a tenth of the most there is to reach.
+    """
     returns = [cartpole_return(NStepA2C, seed, **settings) for seed in range(3)]
     assert min(returns) > 100.0, returns  # a random policy holds the pole for 22 steps
-    spread = max(stock_cartpole) - min(stock_cartpole) + max(returns) - min(returns)
-    assert np.mean(returns) > np.mean(stock_cartpole) - max(spread, 50.0), (returns, stock_cartpole)
+    assert np.median(returns) > min(stock_cartpole) - 50.0, (returns, stock_cartpole)
 
 
 @pytest.fixture(scope="module")
@@ -533,10 +537,6 @@ def stock_cartpole() -> list[float]:
 
 
 def cartpole_return(algorithm: type[A2C], seed: int, **settings: Any) -> float:
-    from stable_baselines3.common.env_util import make_vec_env
-    from stable_baselines3.common.evaluation import evaluate_policy
-
-    model = algorithm("MlpPolicy", make_vec_env("CartPole-v1", 8, seed=seed), seed=seed, device="cpu", **settings)
-    model.learn(100_000)
-    mean_return, _ = evaluate_policy(model, make_vec_env("CartPole-v1", 8, seed=seed + 100), n_eval_episodes=20)
-    return float(mean_return)
+    venv = make_vec_env("CartPole-v1", 8, seed=seed)
+    model = algorithm("MlpPolicy", venv, seed=seed, device="cpu", stats_window_size=50, **settings).learn(100_000)
+    return safe_mean([episode["r"] for episode in model.ep_info_buffer])

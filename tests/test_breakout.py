@@ -38,7 +38,7 @@ def start(out: Path, *arguments: str) -> subprocess.Popen[str]:
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=os.environ | MARK)
 
 
-def wait_until(condition: Callable[[], bool], seconds: float = 60) -> None:
+def wait_until(condition: Callable[[], bool], seconds: float = 300) -> None:  # a busy machine starts processes slowly
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "waited in vain"
@@ -69,7 +69,7 @@ class Story:
         process = start(out)
         wait_until(lambda: bool(rows(out, "nstep_a2c")))
         os.kill(int((out / "nstep_a2c/seed_0/.lock").read_text()), signal.SIGKILL)
-        self.child_killed = process.communicate(timeout=100)[0], process.returncode
+        self.child_killed = process.communicate(timeout=300)[0], process.returncode
         self.left_by_child = processes()
         self.first_model = (out / "a2c/seed_0/model.zip").stat().st_mtime_ns
 
@@ -77,7 +77,7 @@ class Story:
         process = start(out)
         wait_until(lambda: bool(rows(out, "nstep_a2c")))
         process.send_signal(signal.SIGINT)
-        self.interrupted = process.communicate(timeout=100)[0], process.returncode
+        self.interrupted = process.communicate(timeout=300)[0], process.returncode
         self.left_by_interrupt = processes()
         self.summary_of_partial = (out / "summary.md").read_text()
         self.checkpoint_saved = checkpoint.exists()
@@ -91,10 +91,10 @@ class Story:
         wait_until(lambda: len(rows(out, "nstep_a2c")) > len(self.kept))
         process.kill()
         process.communicate()
-        wait_until(lambda: not processes(), 30)
+        wait_until(lambda: not processes(), 60)
 
         process = start(out)
-        self.finished = process.communicate(timeout=100)[0], process.returncode
+        self.finished = process.communicate(timeout=300)[0], process.returncode
         self.left_at_end = processes()
 
 
