@@ -523,8 +523,8 @@ def test_dict_observations() -> None:
 )
 def test_learns_cartpole(settings: dict[str, Any], stock_cartpole: list[float]) -> None:
     """
-    RL Zoo's A2C settings for CartPole-v1 (8 environments, entropy 0), 100,000 steps, 3 seeds: the mean return of the last
-    50 episodes of training. Our median may be below stock A2C's worst seed by a tenth of the most there is to reach.
+    RL Zoo's A2C settings for CartPole-v1 (8 environments, entropy 0), 100,000 steps, 3 seeds: the mean return of the
+    last 50 episodes of training. Our median may be a tenth of what can be reached below stock A2C's worst seed.
     """
     returns = [cartpole_return(NStepA2C, seed, **settings) for seed in range(3)]
     assert min(returns) > 100.0, returns  # a random policy holds the pole for 22 steps
