@@ -225,7 +225,7 @@ class NStepMixin(RolloutBuffer):
 
     def _taken_over(self, column: Array, storage: Array) -> Array:
         rollout = self._rollout_part(storage)
-        if column.__array_interface__ != rollout.__array_interface__:  # other memory, or the same in another order
+        if column.base is not storage or column.strides != rollout.strides:  # other memory, or read in another order
             rollout[:] = column
         return rollout
 
