@@ -5,6 +5,7 @@ of their own, with the settings of the comparison. Prints medians over the turns
 
 import argparse
 import time
+from multiprocessing import set_forkserver_preload
 
 import numpy as np
 import torch as th
@@ -24,6 +25,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=4_000, help="environment steps of a turn (default: 4,000)")
     args = parser.parse_args()
 
+    set_forkserver_preload(["stable_baselines3", "ale_py"])  # as in training.py
     run = make_run(make_parser().parse_args([]), "a2c", seed=0)
     arms: dict[str, tuple[type[A2C], dict]] = {
         "A2C": (A2C, {}),
