@@ -15,7 +15,7 @@ from sb3_nstep.targets import (
     Horizon,
     Rollout,
     check_horizon,
-    targets_float64,
+    fill_targets,
     vtrace_advantages,
     window_lengths,
 )
@@ -119,11 +119,11 @@ class NStepMixin(RolloutBuffer):
         if not self.carry_over and self._shortest >= self.buffer_size:
             super().compute_returns_and_advantage(last_values, dones)
             return
-        self._last_values = last_values.detach().cpu().numpy().flatten()
+        self._last_values = last_values.numpy(force=True).flatten()
         self._gather()
         self._join()
         rollout, returns = self._rollout(), self._all_rows("returns")
-        returns[:] = targets_float64(rollout, **self._estimator())
+        fill_targets(returns, rollout, **self._estimator())
         np.subtract(returns, rollout.values, out=self._all_rows("advantages"))
 
     def get(self, batch_size: int | None = None) -> Generator[RolloutBufferSamples, None, None]:

@@ -45,6 +45,12 @@ def wait_until(condition: Callable[[], bool], seconds: float = 300) -> None:  # 
         time.sleep(0.05)
 
 
+def wait_for_rows(process: subprocess.Popen[str], out: Path, more_than: int = 0) -> None:
+    """Until the N-step arm has finished games, all of it while the process runs."""
+    wait_until(lambda: len(rows(out, "nstep_a2c")) > more_than or process.poll() is not None)
+    assert process.poll() is None, process.communicate()[0]
+
+
 def processes() -> list[int]:
     """All living processes that the test has started, whoever their parent is by now."""
     return [
@@ -67,7 +73,7 @@ class Story:
         checkpoint = out / "nstep_a2c/seed_0/checkpoint.zip"
 
         process = start(out)
-        wait_until(lambda: bool(rows(out, "nstep_a2c")))
+        wait_for_rows(process, out)
         os.kill(int((out / "nstep_a2c/seed_0/.lock").read_text()), signal.SIGKILL)
         self.child_killed = process.communicate(timeout=300)[0], process.returncode
         self.left_by_child = processes()
@@ -75,7 +81,7 @@ class Story:
 
         (out / "nstep_a2c/seed_0/monitor.csv").unlink()  # to see when the next start has come as far
         process = start(out)
-        wait_until(lambda: bool(rows(out, "nstep_a2c")))
+        wait_for_rows(process, out)
         process.send_signal(signal.SIGINT)
         self.interrupted = process.communicate(timeout=300)[0], process.returncode
         self.left_by_interrupt = processes()
@@ -88,7 +94,7 @@ class Story:
         if second.poll() is None:
             process, second = second, process
         self.refused = second.communicate()[0], second.returncode, process.pid
-        wait_until(lambda: len(rows(out, "nstep_a2c")) > len(self.kept))
+        wait_for_rows(process, out, more_than=len(self.kept))
         process.kill()
         process.communicate()
         wait_until(lambda: not processes(), 60)
