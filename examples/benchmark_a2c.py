@@ -5,12 +5,10 @@ of their own, with the settings of the comparison. Prints medians over the turns
 
 import argparse
 import time
-from multiprocessing import set_forkserver_preload
 
 import numpy as np
 import torch as th
 from stable_baselines3 import A2C
-from stable_baselines3.common.vec_env import SubprocVecEnv
 
 from breakout import HYPERPARAMS, make_parser, make_run
 from sb3_nstep import NStepA2C
@@ -23,10 +21,10 @@ def main() -> None:
     parser.add_argument("--return-horizon", type=int, default=5, help="N of NStepA2C (default: 5)")
     parser.add_argument("--turns", type=int, default=12, help="turns of each (default: 12, about 3 minutes)")
     parser.add_argument("--steps", type=int, default=4_000, help="environment steps of a turn (default: 4,000)")
+    parser.add_argument("--env-backend", choices=["native", "subproc"], default="native", help="as in breakout.py")
     args = parser.parse_args()
 
-    set_forkserver_preload(["stable_baselines3", "ale_py"])  # as in training.py
-    run = make_run(make_parser().parse_args([]), "a2c", seed=0)
+    run = make_run(make_parser().parse_args(["--env-backend", args.env_backend]), "a2c", seed=0)
     arms: dict[str, tuple[type[A2C], dict]] = {
         "A2C": (A2C, {}),
         "NStepA2C, carry_over=False": (NStepA2C, {"carry_over": False}),
@@ -40,7 +38,7 @@ def main() -> None:
     }
     models = [
         algo(
-            env=make_env(run, n_envs=run.n_envs, vec_env_cls=SubprocVecEnv),
+            env=make_env(run),
             n_steps=args.n_steps,
             **HYPERPARAMS,
             **settings,

@@ -29,20 +29,30 @@ HYPERPARAMS = {
     "policy_kwargs": {"optimizer_class": RMSpropTFLike, "optimizer_kwargs": {"eps": 1e-5}},
 }
 
-# T is `n_steps`, N is `return_horizon`. What is NStepA2C's default is named too, so that config.json tells it
-CARRIED = {"carry_over": True, "correction": "importance"}
+# T is `n_steps`, N is `return_horizon`
 ARMS = {
     "a2c": lambda args: ("a2c", {"n_steps": args.n_steps}),
-    "nstep_a2c": lambda args: ("nstep_a2c", {"n_steps": args.n_steps, "return_horizon": args.return_horizon} | CARRIED),
-    "nstep_a2c_t1": lambda args: ("nstep_a2c", {"n_steps": 1, "return_horizon": args.return_horizon} | CARRIED),
+    "nstep_a2c": lambda args: ("nstep_a2c", {"n_steps": args.n_steps} | nstep_hyperparams(args)),
+    "nstep_a2c_t1": lambda args: ("nstep_a2c", {"n_steps": 1} | nstep_hyperparams(args)),
 }
 
 EPILOG = "The defaults (9 runs of 100,000 steps) took 62 minutes on two cores that had other work to do as well."
 
 
+def nstep_hyperparams(args: argparse.Namespace) -> dict[str, Any]:
+    """What A2C does not have. NStepA2C's defaults are named too, so that config.json tells them."""
+    return {
+        "return_horizon": args.return_horizon,
+        "carry_over": True,
+        "correction": "importance",
+        "channels_last": args.channels_last,
+        "autocast": None if args.precision == "fp32" else args.precision,
+    }
+
+
 def make_run(args: argparse.Namespace, arm: str, seed: int) -> Run:
     algo, hyperparams = ARMS[arm](args)
-    return Run(arm, seed, algo, args.env_id, args.steps, args.n_envs, HYPERPARAMS | hyperparams)
+    return Run(arm, seed, algo, args.env_id, args.steps, args.n_envs, args.env_backend, HYPERPARAMS | hyperparams)
 
 
 def whole_number(minimum: int) -> Any:
@@ -67,7 +77,19 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS), metavar="ARM", help="out of %(choices)s")
     parser.add_argument("--n-steps", type=count, default=5, help="T of a2c and nstep_a2c: rollout steps per update")
     parser.add_argument("--return-horizon", type=count, default=5, help="N of nstep_a2c and nstep_a2c_t1 (its T is 1)")
-    parser.add_argument("--n-envs", type=count, default=16, help="environments of each run, a process each")
+    parser.add_argument("--n-envs", type=count, default=16, help="environments of each run")
+    parser.add_argument(
+        "--env-backend",
+        choices=["native", "subproc"],
+        default="native",
+        help="native: sb3_nstep's AtariVecEnv, threads; subproc: SB3's SubprocVecEnv, a process for each environment",
+    )
+    parser.add_argument(
+        "--precision", choices=["fp32", "bf16"], default="fp32", help="of NStepA2C's features extractor; A2C has fp32"
+    )
+    parser.add_argument(
+        "--channels-last", action="store_true", help="channels-last memory format for NStepA2C, which A2C has not"
+    )
     parser.add_argument("--jobs", type=count, default=1, help="runs side by side; torch's threads are shared out")
     parser.add_argument("--out", type=Path, default=Path("runs/breakout"), help="folder of the results")
     return parser

@@ -21,6 +21,7 @@ from stable_baselines3.common.monitor import load_results
 
 from runs import written_whole
 
+SETTINGS = ("n_envs", "env_backend", "n_steps", "return_horizon", "channels_last", "autocast")
 LAST_GAMES = 100
 CURVE_POINTS = 50
 
@@ -40,7 +41,7 @@ def read_run(folder: Path) -> dict[str, Any]:
     timesteps, seconds = model.get("num_timesteps", 0), model.get("training_seconds", np.nan)
     games = read_games(folder)
     return {
-        **{name: settings.get(name) for name in ("arm", "seed", "env_id", "n_envs", "n_steps", "return_horizon")},
+        **{name: settings.get(name) for name in ("arm", "seed", "env_id", *SETTINGS)},
         "rows_per_update": settings["n_steps"] * settings["n_envs"],
         "total_timesteps": settings["total_timesteps"],
         "timesteps": timesteps,
@@ -110,18 +111,30 @@ def made_with(out: Path) -> str:
     return ", ".join(f"{name} {' and '.join(map(str, column.unique()))}" for name, column in columns.items())
 
 
+def precision(results: pd.DataFrame) -> str:
+    nstep = results.dropna(subset="return_horizon")
+    if nstep.empty:
+        return "All in float32."
+    first = nstep.iloc[0]
+    features = "float32" if pd.isna(first.autocast) else "bfloat16 features"
+    return f"A2C in float32, NStepA2C in {features}{', channels last' if first.channels_last else ''}."
+
+
 def summary(out: Path, results: pd.DataFrame) -> str:
     header = ["arm", "finished runs", "steps/s", "updates", "rows per update", "final mean return", "95 %", "IQM"]
     rows = [summary_row(arm, runs) for arm, runs in results.groupby("arm")]
     lines = [f"| {' | '.join(row)} |" for row in (header, ["---"] * len(header), *rows)]
     first = results.iloc[0]
-    lines[:0] = [f"# {first.env_id}, {first.total_timesteps:,} steps, {first.n_envs} environments", ""]
+    lines[:0] = [
+        f"# {first.env_id}, {first.total_timesteps:,} steps, {first.n_envs} environments ({first.env_backend})",
+        "",
+    ]
     lines += [
         "",
         f"Over the finished runs. Final mean return: unclipped return of full games, mean over the last {LAST_GAMES} "
         "games of each run, then over seeds. 95 %: bootstrap over seeds. IQM: interquartile mean over seeds, "
         "with fewer than four seeds it leaves none out. Steps/s: environment steps per second of training, updates "
-        "included.",
+        f"included. {precision(results)}",
         "",
         f"Made with: {made_with(out)}.",
         "",

@@ -21,6 +21,7 @@ class Run:
     env_id: str
     total_timesteps: int
     n_envs: int
+    env_backend: str  # "native" or "subproc"
     hyperparams: dict[str, Any]  # arguments of the algorithm
 
     def __str__(self) -> str:

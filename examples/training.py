@@ -26,6 +26,7 @@ from stable_baselines3.common.vec_env import SubprocVecEnv, VecEnv, VecFrameStac
 
 from runs import Run, Status, lock, written_whole
 from sb3_nstep import NStepA2C
+from sb3_nstep.atari import make_atari_vec_env
 
 gym.register_envs(ale_py)
 # The workers of SubprocVecEnv import this file too: without this each of them prints a banner.
@@ -43,7 +44,16 @@ GIF_FRAMES = 600
 GIF_BYTES = 3_000_000
 
 
-def make_env(run: Run, **kwargs: Any) -> VecEnv:
+def make_env(run: Run) -> VecEnv:
+    """The environments to train in."""
+    if run.env_backend == "native":
+        return make_atari_vec_env(run.env_id, run.n_envs, seed=run.seed)
+    # Otherwise each worker imports torch for itself, and 16 of them take longer to start than to train for a while.
+    set_forkserver_preload(["stable_baselines3", "ale_py"])
+    return make_sb3_env(run, n_envs=run.n_envs, vec_env_cls=SubprocVecEnv)
+
+
+def make_sb3_env(run: Run, **kwargs: Any) -> VecEnv:
     return VecFrameStack(make_atari_env(run.env_id, seed=run.seed, **kwargs), n_stack=4)
 
 
@@ -132,9 +142,7 @@ def load_or_create(run: Run, folder: Path, env: VecEnv) -> A2C:
 
 def train(run: Run, folder: Path, connection: Connection) -> A2C | None:
     """Train to the end, or return None where the parent asked to stop."""
-    # Otherwise each worker imports torch for itself, and 16 of them take longer to start than to train for a while.
-    set_forkserver_preload(["stable_baselines3", "ale_py"])
-    env = make_env(run, n_envs=run.n_envs, vec_env_cls=SubprocVecEnv)
+    env = make_env(run)
     model = load_or_create(run, folder, env)
     if model.num_timesteps > 0:
         connection.send(f"{run}: resumed at step {model.num_timesteps:,}")
@@ -157,7 +165,7 @@ def train(run: Run, folder: Path, connection: Connection) -> A2C | None:
 
 def record_game(model: A2C, run: Run, path: Path) -> str:
     """Play one game, write it as a GIF of less than ``GIF_BYTES`` and return what there is to say of it."""
-    env = make_env(
+    env = make_sb3_env(  # which renders in colours
         run,
         n_envs=1,
         wrapper_kwargs={"terminal_on_life_loss": False},

@@ -40,6 +40,10 @@ class NStepA2C(A2C):
     :param correction: what is made of the rows that waited, which an older policy μ acted. ``"none"``: nothing.
         ``"importance"``: min(1, π/μ) weights their policy gradient, whose baseline V is evaluated anew. ``"vtrace"``:
         targets and policy gradient are those of IMPALA inside the window (https://arxiv.org/abs/1802.01561)
+    :param channels_last: for image policies: whether the network's convolutions work on images in the channels-last
+        memory format, which is faster on most machines
+    :param autocast: ``"bf16"``: the features extractor computes in bfloat16, all else stays float32. ``None``: nothing
+        does. Neither of these two changes what is saved
     :raises ValueError: if one of these is not as described, or if ``rollout_buffer_class`` is no N-step buffer
 
     Logs beside A2C's: ``train/n_step_mean``, the mean length of the windows used; ``train/stale_fraction``, how many of
@@ -56,12 +60,16 @@ class NStepA2C(A2C):
         return_horizon: int | Sequence[int] | Callable[[float], int | Sequence[int]] | None = None,
         carry_over: bool = True,
         correction: Correction = "importance",
+        channels_last: bool = False,
+        autocast: Literal["bf16"] | None = None,
         **kwargs: Any,
     ):
         # Before the parent's constructor, which calls _setup_model()
         self.return_horizon = return_horizon
         self.carry_over = carry_over
         self.correction = correction
+        self.channels_last = channels_last
+        self.autocast = autocast
         self._rollout_env: _RolloutEnv | None = None
         super().__init__(*args, **kwargs)
 
@@ -80,10 +88,13 @@ class NStepA2C(A2C):
                     f"rollout_buffer_kwargs: {name} is an argument of {type(self).__name__}, give it there (to load a "
                     "zip of another algorithm that has it here, give rollout_buffer_kwargs={} as well)"
                 )
-        if not isinstance(self.carry_over, (bool, np.bool_)):
-            raise ValueError(f"carry_over: expected True or False, got {self.carry_over!r}")
+        for name in ("carry_over", "channels_last"):
+            if not isinstance(getattr(self, name), (bool, np.bool_)):
+                raise ValueError(f"{name}: expected True or False, got {getattr(self, name)!r}")
         if self.correction not in get_args(Correction):
             raise ValueError(f"correction: expected one of {get_args(Correction)}, got {self.correction!r}")
+        if self.autocast not in (None, "bf16"):
+            raise ValueError(f'autocast: expected None or "bf16", got {self.autocast!r}')
         # Bound only while the buffer is built: a class of ours in a saved zip could not be opened without this package
         self.rollout_buffer_class = partial(
             buffer_class, return_horizon=self._horizon_now(), carry_over=bool(self.carry_over)
@@ -92,6 +103,27 @@ class NStepA2C(A2C):
             super()._setup_model()
         finally:
             self.rollout_buffer_class = None
+        self._speed_up()
+
+    def _speed_up(self) -> None:
+        """Apply ``channels_last`` and ``autocast`` to the policy just built: to what is not part of its parameters."""
+        extractors = {self.policy.pi_features_extractor, self.policy.vf_features_extractor}
+        layers = [layer for extractor in extractors for layer in extractor.modules()]
+        for name, is_asked, kinds in (
+            ("channels_last", self.channels_last, (th.nn.Conv2d,)),
+            ("autocast", self.autocast, (th.nn.Conv2d, th.nn.Linear)),
+        ):
+            if is_asked and not any(isinstance(layer, kinds) for layer in layers):
+                raise ValueError(
+                    f"{name}: expected a policy whose features extractor has layers to apply it to "
+                    f"({', '.join(kind.__name__ for kind in kinds)}), as in CnnPolicy, got {type(self.policy).__name__}"
+                )
+        if self.channels_last:
+            # A convolution takes its input to the format of its weights
+            self.policy.to(memory_format=th.channels_last)  # type: ignore[call-overload]
+        if self.autocast:
+            for extractor in extractors:
+                extractor.forward = partial(_in_bfloat16, extractor.forward, self.device.type)
 
     def _horizon_now(self) -> Any:
         if not callable(self.return_horizon):
@@ -208,6 +240,13 @@ class NStepA2C(A2C):
 
     def _excluded_save_params(self) -> list[str]:
         return [*super()._excluded_save_params(), "_rollout_env"]
+
+
+def _in_bfloat16(forward: Callable[..., th.Tensor], device_type: str, *args: Any) -> th.Tensor:
+    """``forward`` under autocast. The features are float32 again, and so is all that is computed from them."""
+    with th.autocast(device_type, dtype=th.bfloat16):
+        features = forward(*args)
+    return features.float()
 
 
 class _RolloutEnv(VecEnvWrapper):

@@ -92,7 +92,8 @@ class NStepMixin(RolloutBuffer):
         self._n_waiting = n_kept
         horizon = self.buffer_size if self.return_horizon is None else self.return_horizon
         self._horizon = check_horizon(horizon, self.n_envs, name="return_horizon")
-        self._shortest, self._longest = int(np.min(self._horizon)), int(np.max(self._horizon))
+        self._longest = int(np.max(self._horizon))
+        self._is_stock = not self.carry_over and int(np.min(self._horizon)) >= self.buffer_size
         if self.carry_over:
             self._lead = max(n_kept, self._longest - 1)
             for name in _COLUMNS:
@@ -116,7 +117,7 @@ class NStepMixin(RolloutBuffer):
         """
         self._last_dones = np.array(dones, dtype=bool)
         self._has_targets = True
-        if not self.carry_over and self._shortest >= self.buffer_size:
+        if self._is_stock:
             super().compute_returns_and_advantage(last_values, dones)
             return
         self._last_values = last_values.numpy(force=True).flatten()
@@ -130,10 +131,12 @@ class NStepMixin(RolloutBuffer):
         """
         Hand out the rows with whole windows.
 
-        :param batch_size: rows per minibatch, shuffled. ``None``: all rows at once; with ``carry_over`` oldest first
+        :param batch_size: rows per minibatch, shuffled. ``None``: all rows at once, oldest first, in tensors that share
+            the buffer's memory until the next rollout. Where no window is shorter than the rollout, and none is carried
+            over, SB3 hands them out: shuffled, and copied
         :raises RuntimeError: with ``carry_over``, if there is none yet
         """
-        if not self.carry_over:
+        if self._is_stock:
             return super().get(batch_size)
         if not self.full:
             raise RuntimeError(f"The rollout is not finished: it holds {self.pos} of {self.buffer_size} steps")
@@ -149,6 +152,10 @@ class NStepMixin(RolloutBuffer):
                 self.__dict__[name] = _each(lambda rows: _flatten(rows[: self._n_complete]), self._all_rows(name))
             self.generator_ready = True
         return self._batches(batch_size)
+
+    def to_torch(self, array: Array, copy: bool = False) -> th.Tensor:
+        """As in SB3, but without a copy where none is asked for: what ``get()`` selects is new, or all there is."""
+        return super().to_torch(array, copy)
 
     def end_streams(self) -> None:
         """

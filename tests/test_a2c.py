@@ -486,12 +486,13 @@ def test_other_algorithms_take_the_buffer(algorithm: Any) -> None:
     definition = Definition()
     model.learn(16, callback=definition)
     assert not th.equal(parameters(model), before)
-    # [T, E] flattened by environment, as SB3 has it
+    # [T, E] flattened in the order of time
     expected = [
         reference.targets([step["row"] for step in stream], last_value, model.gamma, 3)
         for stream, last_value in zip(definition.streams, definition.last_values, strict=True)
     ]
-    np.testing.assert_allclose(model.rollout_buffer.returns.flatten(), np.concatenate(expected), rtol=1e-4, atol=1e-5)
+    expected = np.stack(expected, axis=1).flatten()
+    np.testing.assert_allclose(model.rollout_buffer.returns.flatten(), expected, rtol=1e-4, atol=1e-5)
 
 
 def test_dict_observations() -> None:

@@ -193,8 +193,8 @@ def test_gif_is_small_and_says_where_the_game_was_cut(tmp_path: Path, monkeypatc
     monkeypatch.setattr(training, "GAME_FRAMES", 400)
     monkeypatch.setattr(training, "GIF_FRAMES", 40)
     monkeypatch.setattr(training, "GIF_BYTES", 10_000)
-    run = Run("a2c", 0, "a2c", "BreakoutNoFrameskip-v4", 1, 1, {})
-    env = training.make_env(run, n_envs=1)
+    run = Run("a2c", 0, "a2c", "BreakoutNoFrameskip-v4", 1, 1, "subproc", {})
+    env = training.make_sb3_env(run, n_envs=1)
     A2C("CnnPolicy", env).save(tmp_path / "model.zip")
     env.close()
     # as after a kill between model.zip and game.gif
@@ -262,7 +262,16 @@ def test_other_settings(capsys: pytest.CaptureFixture[str], story: Story) -> Non
 def write_run(folder: Path, seed: int, games: list[tuple[float, int]], timesteps: int, seconds: float) -> None:
     """A finished run with given (return, timesteps) of its games, without training anything."""
     folder.mkdir(parents=True)
-    run = Run("nstep_a2c", seed, "nstep_a2c", "BreakoutNoFrameskip-v4", 1_000, 4, {"n_steps": 5, "return_horizon": 5})
+    run = Run(
+        "nstep_a2c",
+        seed,
+        "nstep_a2c",
+        "BreakoutNoFrameskip-v4",
+        1_000,
+        4,
+        "native",
+        {"n_steps": 5, "return_horizon": 5},
+    )
     (folder / "config.json").write_text(json.dumps({"settings": run.settings, "starts": []}))
     writer = ResultsWriter(str(folder / "monitor.csv"), {"t_start": 0.0, "env_id": "x"}, ("timesteps",))
     for score, step in games:
@@ -314,7 +323,7 @@ def test_report_before_the_first_checkpoint(tmp_path: Path) -> None:
 
 
 def test_monitor_goes_on_from_the_checkpoint(tmp_path: Path) -> None:
-    run = Run("a2c", 0, "a2c", "BreakoutNoFrameskip-v4", 1_000, 4, {})
+    run = Run("a2c", 0, "a2c", "BreakoutNoFrameskip-v4", 1_000, 4, "native", {})
     training.open_monitor(run, tmp_path, 0).close()
     with open(tmp_path / "monitor.csv", "a") as file:
         file.write("1.0,100,1.5,200\n2.0,100,2.5,240\n3.0,100,3.5,244\n4.0,100,4.5,2")  # killed while it wrote 248
