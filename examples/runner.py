@@ -25,6 +25,9 @@ from stable_baselines3.common.utils import get_system_info
 from runs import Run, written_whole
 from training import run_process
 
+# Idle OpenMP threads of torch spin for milliseconds otherwise, on the cores that the environments need. Not to spin at
+# all slows the network down: GNU's OpenMP, which torch brings on Linux, takes a number instead.
+SHORT_SPIN = {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "20000"}
 CORES = len(os.sched_getaffinity(0))
 LINE_SECONDS = 30.0  # between two lines of a run where there is no terminal for a progress bar
 
@@ -57,8 +60,8 @@ class Runner:
     """The queue of runs: ``jobs`` processes side by side, and what they say on the terminal."""
 
     def __init__(self, runs: list[Run], out: Path, jobs: int) -> None:
-        # Idle OpenMP threads of torch spin otherwise, on the cores that the environments need.
-        os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+        for variable, value in SHORT_SPIN.items():
+            os.environ.setdefault(variable, value)
         self.out = out
         self.jobs = jobs
         self.provenance = provenance() | {"jobs": jobs}

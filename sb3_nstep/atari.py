@@ -334,7 +334,7 @@ class AtariVecEnv(VecEnv):
         self._stacks.fill(0)
         for game, stack in zip(self.games, self._stacks, strict=True):
             stack[-1] = game.frame
-        return self._stacks.copy()
+        return np.array(self._stacks)
 
     def step_async(self, actions: NDArray[Any]) -> None:
         self._check_open()

@@ -541,3 +541,116 @@ def cartpole_return(algorithm: type[A2C], seed: int, **settings: Any) -> float:
     venv = make_vec_env("CartPole-v1", 8, seed=seed)
     model = algorithm("MlpPolicy", venv, seed=seed, device="cpu", stats_window_size=50, **settings).learn(100_000)
     return safe_mean([episode["r"] for episode in model.ep_info_buffer])
+
+
+# channels_last and autocast
+
+
+class Pictures(gym.Env):
+    """Random images; the reward tells of the action and the image, and each tenth step ends the episode."""
+
+    observation_space = spaces.Box(0, 255, (4, 36, 36), dtype=np.uint8)
+    action_space = spaces.Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        self.t = 0
+        return self.picture(), {}
+
+    def picture(self) -> np.ndarray:
+        self.seen = self.np_random.integers(0, 256, (4, 36, 36), dtype=np.uint8)
+        return self.seen
+
+    def step(self, action: int) -> Any:
+        self.t += 1
+        reward = float(action == (self.seen[0, 0, 0] > 127))
+        return self.picture(), reward, self.t == 10, False, {}
+
+
+def pictures_model(**kwargs: Any) -> NStepA2C:
+    env = make_vec_env(Pictures, 2, seed=0)
+    return NStepA2C("CnnPolicy", env, n_steps=4, return_horizon=3, device="cpu", seed=0, **kwargs)
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "atol"),
+    [
+        ({"channels_last": True}, 1e-4),
+        ({"autocast": "bf16"}, 0.05),
+        ({"channels_last": True, "autocast": "bf16"}, 0.05),
+    ],
+    ids=str,
+)
+def test_network_options_change_no_more_than_the_rounding(tmp_path: Any, kwargs: dict[str, Any], atol: float) -> None:
+    plain, model = pictures_model(), pictures_model(**kwargs)
+    observations = th.as_tensor(np.random.default_rng(0).integers(0, 256, (6, 4, 36, 36), dtype=np.uint8))
+    actions = th.tensor([0, 1, 0, 1, 0, 1])
+    for name, a, b in zip(
+        ("values", "log_prob", "entropy"),
+        model.policy.evaluate_actions(observations, actions),
+        plain.policy.evaluate_actions(observations, actions),
+        strict=True,
+    ):
+        assert a.dtype == th.float32
+        np.testing.assert_allclose(a.detach(), b.detach(), atol=atol, err_msg=name)
+
+    before = parameters(model)
+    model.learn(40)
+    assert model.rollout_buffer.values.dtype == np.float32
+    assert not th.equal(parameters(model), before)
+    assert parameters(model).dtype == th.float32 and parameters(model).isfinite().all()
+
+    # what is saved knows nothing of it
+    model.save(tmp_path / "model.zip")
+    for loaded in (
+        A2C.load(tmp_path / "model.zip", device="cpu"),
+        NStepA2C.load(tmp_path / "model.zip", device="cpu", channels_last=False, autocast=None),
+    ):
+        assert th.equal(parameters(loaded), parameters(model))
+        assert loaded.policy.features_extractor(observations.float()).dtype == th.float32
+    again = NStepA2C.load(tmp_path / "model.zip", env=model.get_env(), device="cpu")
+    assert th.equal(again.policy.predict_values(observations), model.policy.predict_values(observations))
+    again.learn(16)
+
+
+def test_bfloat16_is_used_where_asked_for() -> None:
+    model = pictures_model(autocast="bf16")
+    seen = []
+    model.policy.features_extractor.cnn.register_forward_hook(lambda _, __, output: seen.append(output.dtype))
+    model.policy.mlp_extractor.register_forward_hook(lambda _, __, outputs: seen.append(outputs[0].dtype))
+    model.learn(8)
+    assert set(seen[::2]) == {th.bfloat16} and set(seen[1::2]) == {th.float32}
+
+
+def test_separate_features_extractors() -> None:
+    kwargs: Any = {"policy_kwargs": {"share_features_extractor": False}}
+    model = pictures_model(channels_last=True, autocast="bf16", **kwargs)
+    model.learn(16)
+    for extractor in (model.policy.pi_features_extractor, model.policy.vf_features_extractor):
+        assert extractor.cnn[0].weight.is_contiguous(memory_format=th.channels_last)
+        assert extractor(th.zeros(1, 4, 36, 36)).dtype == th.float32
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "message"),
+    [
+        ({"channels_last": True}, "channels_last: expected a policy whose features extractor .* got ActorCriticPolicy"),
+        ({"autocast": "bf16"}, "autocast: expected a policy whose features extractor .* got ActorCriticPolicy"),
+        ({"autocast": "fp16"}, "autocast: expected None or \"bf16\", got 'fp16'"),
+        ({"channels_last": 1}, "channels_last: expected True or False, got 1"),
+    ],
+    ids=str,
+)
+def test_bad_network_options(kwargs: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        NStepA2C("MlpPolicy", noise(), device="cpu", **kwargs)
+
+
+def test_full_batch_shares_the_buffers_memory() -> None:
+    model = pictures_model()
+    model.learn(16)
+    buffer = model.rollout_buffer
+    (batch,) = buffer.get(batch_size=None)
+    assert np.shares_memory(batch.observations.numpy(), buffer.observations)
+    minibatches = list(buffer.get(batch_size=3))
+    assert not any(np.shares_memory(batch.observations.numpy(), buffer.observations) for batch in minibatches)

@@ -1,0 +1,64 @@
+"""
+Environment steps per second of the environments alone, with random actions: SB3's SubprocVecEnv with stacked frames
+beside AtariVecEnv, with ale-py's grey and with SB3's. In turns in one process; medians, and the median of the ratio to
+the first row that has as many environments.
+"""
+
+import argparse
+import time
+from multiprocessing import set_forkserver_preload
+
+import numpy as np
+import psutil
+from rich.progress import track
+from stable_baselines3.common.env_util import make_atari_env
+from stable_baselines3.common.vec_env import SubprocVecEnv, VecEnv, VecFrameStack, VecTransposeImage
+
+from sb3_nstep.atari import make_atari_vec_env
+
+
+def make(kind: str, env_id: str, n_envs: int) -> VecEnv:
+    if kind == "SubprocVecEnv":
+        env = make_atari_env(env_id, n_envs, seed=0, vec_env_cls=SubprocVecEnv)
+        return VecTransposeImage(VecFrameStack(env, n_stack=4))
+    return make_atari_vec_env(env_id, n_envs, seed=0, native_grey=kind == "native, ale-py's grey")
+
+
+KINDS = ["SubprocVecEnv", "native, ale-py's grey", "native, SB3's grey"]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--env-id", default="BreakoutNoFrameskip-v4", help="Atari game (default: %(default)s)")
+    parser.add_argument("--n-envs", type=int, nargs="+", default=[16, 64, 256], help="default: 16 64 256")
+    parser.add_argument("--subproc-up-to", type=int, default=64, help="environments, a process each (default: 64)")
+    parser.add_argument("--turns", type=int, default=9, help="turns of each (default: 9)")
+    parser.add_argument("--steps", type=int, default=2_000, help="environment steps of a turn (default: 2,000)")
+    args = parser.parse_args()
+
+    set_forkserver_preload(["stable_baselines3", "ale_py"])
+    rng = np.random.default_rng(0)
+    print("| environments | | steps/s | ratio | threads |\n|---:|---|---:|---:|---:|")
+    for n_envs in args.n_envs:
+        envs = {}
+        for kind in KINDS:
+            if kind != "SubprocVecEnv" or n_envs <= args.subproc_up_to:
+                before = psutil.Process().num_threads()
+                envs[kind] = make(kind, args.env_id, n_envs), psutil.Process().num_threads() - before
+                envs[kind][0].reset()
+        n_steps = -(-args.steps // n_envs)
+        speeds = np.zeros((args.turns, len(envs)))
+        for turn in track(range(args.turns), f"{n_envs} environments", transient=True):
+            for index, (env, _) in enumerate(envs.values()):
+                start = time.perf_counter()
+                for _ in range(n_steps):
+                    env.step(rng.integers(0, env.action_space.n, n_envs))
+                speeds[turn, index] = n_steps * n_envs / (time.perf_counter() - start)
+        ratios = np.median(speeds / speeds[:, :1], axis=0)
+        for (kind, (env, n_threads)), speed, ratio in zip(envs.items(), np.median(speeds, axis=0), ratios, strict=True):
+            print(f"| {n_envs} | {kind} | {speed:.0f} | {ratio:.2f} | {n_threads} |")
+            env.close()
+
+
+if __name__ == "__main__":
+    main()
