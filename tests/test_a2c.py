@@ -615,11 +615,11 @@ def test_network_options_change_no_more_than_the_rounding(tmp_path: Any, kwargs:
 
 def test_bfloat16_is_used_where_asked_for() -> None:
     model = pictures_model(autocast="bf16")
-    seen = []
-    model.policy.features_extractor.cnn.register_forward_hook(lambda _, __, output: seen.append(output.dtype))
-    model.policy.mlp_extractor.register_forward_hook(lambda _, __, outputs: seen.append(outputs[0].dtype))
+    inside, outside = set(), set()
+    model.policy.features_extractor.cnn.register_forward_hook(lambda _, __, output: inside.add(output.dtype))
+    model.policy.mlp_extractor.register_forward_hook(lambda _, __, outputs: outside.add(outputs[0].dtype))
     model.learn(8)
-    assert set(seen[::2]) == {th.bfloat16} and set(seen[1::2]) == {th.float32}
+    assert inside == {th.bfloat16} and outside == {th.float32}
 
 
 def test_separate_features_extractors() -> None:
