@@ -35,6 +35,8 @@ conformance: $(VENV)/dev
 benchmark: $(VENV)/examples
 	$(BIN)/python examples/benchmark_targets.py
 	$(BIN)/python examples/benchmark_a2c.py
+	$(BIN)/python examples/benchmark_envs.py
+	$(BIN)/python examples/benchmark_throughput.py
 
 # One virtual environment; a stamp for each set of extras that is in it
 $(VENV)/%: pyproject.toml constraints.txt

@@ -1,15 +1,19 @@
 """
 Environment steps per second of the environments alone, with random actions: SB3's SubprocVecEnv with stacked frames
 beside AtariVecEnv, with ale-py's grey and with SB3's. In turns in one process; medians, and the median of the ratio to
-the first row that has as many environments.
+the first row that has as many environments. Then the parts of one step of one environment, in one thread.
 """
 
 import argparse
 import time
+from collections.abc import Callable
 from multiprocessing import set_forkserver_preload
 
+import cv2
+import gymnasium as gym
 import numpy as np
 import psutil
+from rich.console import Console
 from rich.progress import track
 from stable_baselines3.common.env_util import make_atari_env
 from stable_baselines3.common.vec_env import SubprocVecEnv, VecEnv, VecFrameStack, VecTransposeImage
@@ -22,6 +26,40 @@ def make(kind: str, env_id: str, n_envs: int) -> VecEnv:
         env = make_atari_env(env_id, n_envs, seed=0, vec_env_cls=SubprocVecEnv)
         return VecTransposeImage(VecFrameStack(env, n_stack=4))
     return make_atari_vec_env(env_id, n_envs, seed=0, native_grey=kind == "native, ale-py's grey")
+
+
+def microseconds(call: Callable[[], object], n_calls: int) -> float:
+    times = []
+    for _ in range(9):
+        start = time.perf_counter()
+        for _ in range(n_calls):
+            call()
+        times.append((time.perf_counter() - start) / n_calls)
+    return 1e6 * float(np.median(times))
+
+
+def print_parts(env_id: str) -> None:
+    """What a step of four frames consists of, each part called by itself through ale-py and OpenCV."""
+    ale = gym.make(env_id).unwrapped.ale
+    ale.reset_game()
+    actions = ale.getMinimalActionSet()
+    rng = np.random.default_rng(0)
+
+    def act() -> None:
+        if ale.game_over():
+            ale.reset_game()
+        ale.act(actions[rng.integers(len(actions))])
+
+    cv2.setNumThreads(1)
+    grey, colours = ale.getScreenGrayscale(), ale.getScreenRGB()
+    four_frames = 4 * microseconds(act, 400)
+    print("\n| part of an environment step | µs |\n|---|---:|")
+    print(f"| emulation of 4 frames, resets included | {four_frames:.0f} |")
+    print(f"| 2 screens from palette to grey | {2 * microseconds(lambda: ale.getScreenGrayscale(grey), 200):.0f} |")
+    print(f"| 2 screens from palette to colours | {2 * microseconds(lambda: ale.getScreenRGB(colours), 200):.0f} |")
+    print(f"| colours to grey | {microseconds(lambda: cv2.cvtColor(colours, cv2.COLOR_RGB2GRAY), 200):.0f} |")
+    resize = microseconds(lambda: cv2.resize(grey, (84, 84), interpolation=cv2.INTER_AREA), 200)
+    print(f"| grey to 84 × 84, INTER_AREA | {resize:.0f} |")
 
 
 KINDS = ["SubprocVecEnv", "native, ale-py's grey", "native, SB3's grey"]
@@ -48,7 +86,7 @@ def main() -> None:
                 envs[kind][0].reset()
         n_steps = -(-args.steps // n_envs)
         speeds = np.zeros((args.turns, len(envs)))
-        for turn in track(range(args.turns), f"{n_envs} environments", transient=True):
+        for turn in track(range(args.turns), f"{n_envs} environments", console=Console(stderr=True), transient=True):
             for index, (env, _) in enumerate(envs.values()):
                 start = time.perf_counter()
                 for _ in range(n_steps):
@@ -58,6 +96,7 @@ def main() -> None:
         for (kind, (env, n_threads)), speed, ratio in zip(envs.items(), np.median(speeds, axis=0), ratios, strict=True):
             print(f"| {n_envs} | {kind} | {speed:.0f} | {ratio:.2f} | {n_threads} |")
             env.close()
+    print_parts(args.env_id)
 
 
 if __name__ == "__main__":

@@ -15,10 +15,12 @@ import os
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
+from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any
 
 import numpy as np
+from rich.console import Console
 from rich.progress import track
 
 from runner import SHORT_SPIN
@@ -176,12 +178,11 @@ def main() -> None:
     if BASELINE not in args.arms:
         parser.error(f"--arms: expected {BASELINE!r} among them, to which the others are compared")
 
+    show = partial(track, console=Console(stderr=True), transient=True)
     turns: dict[str, list[dict[str, float]]] = {name: [] for name in args.arms}
     with ExitStack() as stack:  # an arm ends when its connection does
-        connections = {
-            name: stack.enter_context(start(name, args)) for name in track(args.arms, "starting", transient=True)
-        }
-        for _ in track(range(args.turns), "turns", transient=True):
+        connections = {name: stack.enter_context(start(name, args)) for name in show(args.arms, "starting")}
+        for _ in show(range(args.turns), "turns"):
             for name, connection in connections.items():
                 connection.send(True)
                 turns[name].append(connection.recv())

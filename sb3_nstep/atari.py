@@ -30,7 +30,7 @@ except ImportError as error:
 gym.register_envs(ale_py)
 
 Frame: TypeAlias = NDArray[np.uint8]
-# What ale-py's recv() returns of an environment, and a game that asks for one action after the other
+# What ale-py's recv() returns: observations, rewards, terminations, truncations, infos
 Received: TypeAlias = tuple[Any, Any, Any, Any, dict[str, Any]]
 
 # Where ale-py's grey, taken before the maximum over two frames, is SB3's, taken after it: bit for bit, by test
