@@ -202,6 +202,22 @@ def test_step_in_which_the_time_runs_out_is_played_to_its_end(pair: Callable[...
                     np.testing.assert_array_equal(info["terminal_observation"], expected["terminal_observation"])
 
 
+def test_rewards_of_the_noops_are_not_counted(pair: Callable[..., Pair]) -> None:
+    """Skiing is one of two games that pay, or cost, while nothing is done."""
+    made = pair("Skiing", n_envs=8, env_kwargs={"max_num_frames_per_episode": 100})
+    differences: dict[int, float] = {}
+    while not any(differences.values()):
+        ours, sb3 = made.step()
+        for env, (info, expected) in enumerate(zip(ours[3], sb3[3], strict=True)):
+            if "episode" in expected and info["episode"]["l"] == expected["episode"]["l"]:
+                noops = made.noops[env][-2]  # those of the game that has just ended
+                differences[noops] = expected["episode"]["r"] - info["episode"]["r"]
+    emulator = gym.make(ID.format("Skiing")).unwrapped.ale  # type: ignore[attr-defined]
+    for noops, difference in differences.items():
+        emulator.reset_game()
+        assert difference == sum(emulator.act(0) for _ in range(noops))
+
+
 # Scripted games: what real ones do rarely, or never
 
 
