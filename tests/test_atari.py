@@ -1,6 +1,7 @@
 """AtariVecEnv against SB3's own stack of wrappers, on real games and on scripted ones; and the contract of a VecEnv."""
 
 import csv
+import subprocess
 import sys
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -632,6 +633,14 @@ def test_bad_arguments(kwargs: dict[str, Any], message: str) -> None:
 def test_unknown_rom() -> None:
     with pytest.raises(ValueError, match=r"'brekout'\. Close to it: .*breakout"):
         AtariVecEnv("brekout", 1)
+
+
+@pytest.mark.parametrize("missing", ["ale_py", "cv2"])
+def test_missing_dependency_names_the_extra(missing: str) -> None:
+    code = f"import sys; sys.modules[{missing!r}] = None; import sb3_nstep.atari"
+    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert process.returncode == 1
+    assert missing in process.stderr and 'pip install "sb3-nstep[atari]"' in process.stderr
 
 
 @pytest.mark.parametrize("env_id", ["ALE/Breakout-v5", "Breakout-v4"])
