@@ -118,7 +118,7 @@ class AtariGame:
     def get_action_meanings(self) -> list[str]:
         return self.action_meanings
 
-    def step(self, action: int) -> Generator[int, Received, Step]:
+    def play_step(self, action: int) -> Generator[int, Received, Step]:
         """``AtariWrapper.step``, and a reset where that ends an episode."""
         reward, terminated, truncated = yield from self._episodic_step(action)
         info: dict[str, Any] = {
@@ -134,10 +134,10 @@ class AtariGame:
         if self._was_real_done:
             info["episode"] = self._episode
         last_frame = self.frame
-        yield from self.reset()
+        yield from self.play_reset()
         return Step(reward, True, info, last_frame)
 
-    def reset(self, seed: int | None = None) -> Generator[int, Received, dict[str, Any]]:
+    def play_reset(self, seed: int | None = None) -> Generator[int, Received, dict[str, Any]]:
         """``AtariWrapper.reset``: after the loss of a life, and in the middle of a game, it only moves on."""
         yield from self._episodic_reset(seed)
         if self.has_fire:
@@ -287,6 +287,7 @@ class AtariVecEnv(VecEnv):
         if game not in roms.get_all_rom_ids():
             raise ValueError(f"game: expected the name of a ROM, got {game!r}{_close_to(game, roms.get_all_rom_ids())}")
         self.native_grey = game in GREY_IS_EXACT if native_grey is None else native_grey
+        screen_dims = _screen_dims(game)
         self.games = [
             AtariGame(
                 game,
@@ -299,7 +300,7 @@ class AtariVecEnv(VecEnv):
                 full_action_space=full_action_space,
                 max_num_frames_per_episode=max_num_frames_per_episode,
                 native_grey=self.native_grey,
-                screen_dims=_screen_dims(game),
+                screen_dims=screen_dims,
             )
             for _ in range(n_envs)
         ]
@@ -326,7 +327,7 @@ class AtariVecEnv(VecEnv):
 
     def reset(self) -> VecEnvObs:
         self._check_open()
-        self.reset_infos = self._play(game.reset(seed) for game, seed in zip(self.games, self._seeds, strict=True))
+        self.reset_infos = self._play(game.play_reset(seed) for game, seed in zip(self.games, self._seeds, strict=True))
         self._reset_seeds()
         self._reset_options()  # as AtariEnv, which has none
         self._actions = None
@@ -357,7 +358,7 @@ class AtariVecEnv(VecEnv):
         if self._actions is None:
             raise RuntimeError("step_wait() needs a step_async() before it")
         actions, self._actions = self._actions, None
-        steps = self._play(game.step(action) for game, action in zip(self.games, actions, strict=True))
+        steps = self._play(game.play_step(action) for game, action in zip(self.games, actions, strict=True))
         stacks = np.empty_like(self._stacks)
         stacks[:, :-1] = self._stacks[:, 1:]
         for game, stack, step in zip(self.games, stacks, steps, strict=True):

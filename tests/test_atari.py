@@ -483,6 +483,8 @@ def test_attributes(env: AtariVecEnv) -> None:
     assert env.has_attr("lives") and not env.has_attr("nickname") and not env.has_attr("no_such_thing")
     with pytest.raises(AttributeError, match="no_such_thing"):
         env.get_attr("no_such_thing")
+    with pytest.raises(AttributeError, match="reset"):
+        env.env_method("reset")
     assert env.env_is_wrapped(Monitor) == [True, True]
     assert env.env_is_wrapped(EpisodicLifeEnv, indices=[0]) == [True]
     assert env.env_is_wrapped(StickyActionEnv, indices=[0]) == [False]
@@ -563,16 +565,16 @@ def test_interrupted_step_leaves_nothing_to_the_next() -> None:
     env = make_atari_vec_env(ID.format("Breakout"), 3, seed=0)
     env.reset()
     game = env.games[1]
-    step = game.step
+    step = game.play_step
 
     def interrupted(action: int) -> Iterator[int]:
         yield action
         raise KeyboardInterrupt
 
-    game.step = interrupted  # type: ignore[method-assign, assignment]
+    game.play_step = interrupted  # type: ignore[method-assign, assignment]
     with pytest.raises(KeyboardInterrupt):
         env.step(np.array([0, 0, 0]))
-    game.step = step  # type: ignore[method-assign]
+    game.play_step = step  # type: ignore[method-assign]
     with pytest.raises(RuntimeError, match="reset"):
         env.step(np.array([0, 0, 0]))
     env.seed(7)
