@@ -2,7 +2,6 @@
 
 import warnings
 from collections.abc import Callable, Generator
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -38,8 +37,7 @@ class NStepMixin(RolloutBuffer):
     :raises ValueError: if ``return_horizon`` is neither an int ≥ 1 nor a list of one for each environment
 
     From ``reset()`` until ``get()``, the arrays are the T rows of the rollout under way, as in SB3, and the waiting
-    rows live apart. From ``get()`` on, those that SB3 flattens are the rows handed out, oldest first. With
-    ``carry_over``, the next rollout overwrites the memory of ``observations``: copy what is to be kept. T = N = 3::
+    rows live apart. From ``get()`` on, those that SB3 flattens are the rows handed out, oldest first. T = N = 3::
 
         row          … -2 -1 |  0  1  2
         this rollout         |  ├─────┤    self.rewards, self.values, … until get()
@@ -98,8 +96,7 @@ class NStepMixin(RolloutBuffer):
             self._lead = max(n_kept, self._longest - 1)
             for name in _COLUMNS:
                 column = self.__dict__[name]
-                with_lead = partial(self._with_lead, recycles=name == "observations")
-                self._storage[name] = _each(with_lead, column, self._storage.get(name, column))
+                self._storage[name] = _each(self._with_lead, column, self._storage.get(name, column))
                 self.__dict__[name] = _each(self._rollout_part, self._storage[name])
         elif self._longest > self.buffer_size and not self._has_warned:
             self._has_warned = True
@@ -132,8 +129,8 @@ class NStepMixin(RolloutBuffer):
         Hand out the rows with whole windows.
 
         :param batch_size: rows per minibatch, shuffled. ``None``: all rows at once, oldest first, in tensors that share
-            the buffer's memory until the next rollout. Where no window is shorter than the rollout, and none is carried
-            over, SB3 hands them out: shuffled, and copied
+            the buffer's memory, which the next rollout leaves alone. Where no window is shorter than the rollout, and
+            none is carried over, SB3 hands them out: shuffled, and copied
         :raises RuntimeError: with ``carry_over``, if there is none yet
         """
         if self._is_stock:
@@ -209,17 +206,14 @@ class NStepMixin(RolloutBuffer):
     def _estimator(self) -> dict[str, Any]:
         return {"gamma": self.gamma, "horizon": self._horizon, "gae_lambda": self.gae_lambda}
 
-    def _with_lead(self, rollout: Array, storage: Array, recycles: bool) -> Array:
+    def _with_lead(self, rollout: Array, storage: Array) -> Array:
         """
         An array for the waiting rows, which are taken from the end of ``storage``, and behind them for those to come.
-        A new one, as SB3's are, since a callback may have kept the old; observations are too large for that.
+        A new one, as SB3's are: a batch, or what a callback has kept, may share the memory of the old.
         """
-        waiting = storage[len(storage) - self._n_waiting :]
-        n_rows = self._lead + self.buffer_size
-        if len(storage) != n_rows or not recycles:
-            storage = np.zeros((n_rows, *rollout.shape[1:]), dtype=rollout.dtype)
-        storage[self._lead - self._n_waiting : self._lead] = waiting
-        return storage
+        new = np.zeros((self._lead + self.buffer_size, *rollout.shape[1:]), dtype=rollout.dtype)
+        new[self._lead - self._n_waiting : self._lead] = storage[len(storage) - self._n_waiting :]
+        return new
 
     def _rollout_part(self, storage: Array) -> Array:
         return storage[self._lead :]
