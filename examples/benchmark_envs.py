@@ -1,10 +1,12 @@
 """
 Environment steps per second of the environments alone, with random actions: SB3's SubprocVecEnv with stacked frames
-beside AtariVecEnv, with ale-py's grey and with SB3's. In turns in one process; medians, and the median of the ratio to
-the first row that has as many environments. Then the parts of one step of one environment, in one thread.
+beside AtariVecEnv, with ale-py's grey and with SB3's, and beside EnvPool where that is installed (pip install envpool),
+whose episodes are others (docs/atari.md). In turns in one process; medians, and the median of the ratio to the first
+row that has as many environments. Then the parts of one step of one environment, in one thread.
 """
 
 import argparse
+import os
 import time
 from collections.abc import Callable
 from multiprocessing import set_forkserver_preload
@@ -20,8 +22,18 @@ from stable_baselines3.common.vec_env import SubprocVecEnv, VecEnv, VecFrameStac
 
 from sb3_nstep.atari import make_atari_vec_env
 
+try:
+    import envpool
+except ImportError:
+    envpool = None
+
 
 def make(kind: str, env_id: str, n_envs: int) -> VecEnv:
+    """Or what has, of a VecEnv, the methods used below."""
+    if kind == "EnvPool":
+        task = env_id.replace("NoFrameskip-v4", "-v5")
+        options = {"episodic_life": True, "reward_clip": True, "use_fire_reset": True, "repeat_action_probability": 0.0}
+        return envpool.make_gymnasium(task, num_envs=n_envs, num_threads=len(os.sched_getaffinity(0)), **options)
     if kind == "SubprocVecEnv":
         env = make_atari_env(env_id, n_envs, seed=0, vec_env_cls=SubprocVecEnv)
         return VecTransposeImage(VecFrameStack(env, n_stack=4))
@@ -62,7 +74,7 @@ def print_parts(env_id: str) -> None:
     print(f"| grey to 84 × 84, INTER_AREA | {resize:.0f} |")
 
 
-KINDS = ["SubprocVecEnv", "native, ale-py's grey", "native, SB3's grey"]
+KINDS = ["SubprocVecEnv", "native, ale-py's grey", "native, SB3's grey", *(["EnvPool"] if envpool else [])]
 
 
 def main() -> None:

@@ -4,10 +4,12 @@ Atari games in the threads of ale-py's C++ environments, seen as Stable-Baseline
 """
 
 import difflib
+import operator
 import os
 import time
 from collections import deque
 from collections.abc import Generator, Iterable, Sequence
+from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
 import gymnasium as gym
@@ -39,6 +41,13 @@ GREY_IS_EXACT = frozenset({"breakout"})
 # Environments at work at a time. More than the cores, since they do not take equally long
 _IN_FLIGHT = max(16, 4 * (os.cpu_count() or 1))
 _NEVER = 2**30  # frames
+
+
+class Rom(NamedTuple):
+    """What is to be known of a game before it is played."""
+
+    screen_dims: tuple[int, int]  # height and width, in pixels
+    frames_before_noops: int  # of an episode: some games want switches to be pressed
 
 
 class Step(NamedTuple):
@@ -74,15 +83,17 @@ class AtariGame:
         full_action_space: bool,
         max_num_frames_per_episode: int,
         native_grey: bool,
-        screen_dims: tuple[int, int],
+        rom: Rom,
     ) -> None:
         self.noop_max = noop_max
+        self.frame_skip = frame_skip
         self.terminal_on_life_loss = terminal_on_life_loss
         self.clip_reward = clip_reward
         self.max_num_frames_per_episode = max_num_frames_per_episode
         self.native_grey = native_grey
-        height, width = (screen_size, screen_size) if native_grey else screen_dims
-        self.ale: Any = AtariVectorEnv(
+        height, width = (screen_size, screen_size) if native_grey else rom.screen_dims
+        self._make_emulator = partial(
+            AtariVectorEnv,
             game,
             num_envs=1,
             num_threads=1,
@@ -101,13 +112,15 @@ class AtariGame:
             life_loss_info=False,
             reward_clipping=False,
             use_fire_reset=False,
-        ).ale
-        self.action_meanings = [action.name for action in self.ale.get_action_set()]
+        )
+        self.emulator: Any = self._make_emulator().ale
+        self.action_meanings = [action.name for action in self.emulator.get_action_set()]
         self.has_fire = "FIRE" in self.action_meanings
         self.results_writer: ResultsWriter | None = None
         self.frame: Frame = np.zeros((screen_size, screen_size), dtype=np.uint8)
         self.lives = 0
         self._screen: Frame = np.zeros((height, width) if native_grey else (height, width, 3), dtype=np.uint8)
+        self._frames_before_noops = rom.frames_before_noops
         self._was_real_done = True
         self._restarted: Received | None = None  # what the emulator's own reset gave, until it is made use of
         self._frame_number = self._episode_frames = 0
@@ -154,7 +167,8 @@ class AtariGame:
         }
 
     def abandon(self) -> None:
-        """Let the next reset begin a new game, whatever became of this one."""
+        """Let the next reset begin a new game, whatever became of this one: nobody knows what the emulator is doing."""
+        self.emulator = self._make_emulator().ale
         self._was_real_done, self._restarted = True, None
 
     def _episodic_step(self, action: int) -> Generator[int, Received, tuple[float, bool, bool]]:
@@ -172,7 +186,7 @@ class AtariGame:
             _, terminated, truncated = yield from self._skipping_step(0)
             if not (terminated or truncated):
                 return
-        self._restart(seed)
+        yield from self._restart(seed)
 
     def _skipping_step(self, action: int) -> Generator[int, Received, tuple[float, bool, bool]]:
         """``MaxAndSkipEnv.step``, counted as by ``Monitor``."""
@@ -195,21 +209,27 @@ class AtariGame:
         truncated = self._episode_frames >= self.max_num_frames_per_episode
         if terminated or truncated:
             seconds = round(time.time() - self._start_time, 6)
-            self._episode = {"r": round(self._score, 6), "l": self._episode_frames, "t": seconds}
+            length = self._episode_frames - self._frames_before_noops
+            self._episode = {"r": round(self._score, 6), "l": length, "t": seconds}
             if self.results_writer is not None:
                 self.results_writer.write_row(self._episode)
         return reward, terminated, truncated
 
-    def _restart(self, seed: int | None) -> None:
+    def _restart(self, seed: int | None) -> Generator[int, Received, None]:
         """``NoopResetEnv.reset``. The emulator has done it already where the game was over."""
         if self._restarted is not None and seed is None:
             observations, infos = self._restarted[0], self._restarted[-1]
         else:
             # The emulator takes 31 bits; a hash of the seed uses them all, as AtariEnv's does
             native_seed = -1 if seed is None else int(np.random.SeedSequence(seed).generate_state(1)[0] >> 1)
-            observations, infos = self.ale.reset([0], [native_seed])
-        while self.noop_max and infos["episode_frame_number"][0] == 0:  # no no-op: SB3 draws from 1 to noop_max
-            observations, infos = self.ale.reset([0], [-1])
+            observations, infos = self.emulator.reset([0], [native_seed])
+        # SB3 draws from 1 to noop_max no-ops, the emulator 0 as well. A step is as many as it has frames; what it shows
+        # is not what the last of them shows, but nobody looks before FIRE. To reset once more changes some games
+        if self.noop_max and infos["episode_frame_number"][0] == self._frames_before_noops:
+            if self.has_fire and self.frame_skip <= self.noop_max:
+                observations, *_, infos = yield 0
+            while infos["episode_frame_number"][0] == self._frames_before_noops:
+                observations, infos = self.emulator.reset([0], [-1])
         self._restarted = None
         self.frame = self._as_seen(observations)
         self.lives = int(infos["lives"][0])
@@ -247,7 +267,7 @@ class AtariVecEnv(VecEnv):
     :param action_repeat_probability: of each emulator frame, to repeat the action of the frame before (sticky actions)
     :param n_stack: frames in an observation
     :param full_action_space: all 18 actions, instead of those that the game knows
-    :param max_num_frames_per_episode: emulator frames at which a game is cut (as a time limit)
+    :param max_num_frames_per_episode: emulator frames at which a game is cut (as a time limit); ``None``: never
     :param native_grey: ``True``: ale-py's grey, which is faster, and not always SB3's. ``False``: SB3's, from colours.
         ``None``: the faster one for the games in which they are the same, ``GREY_IS_EXACT``
     :raises ValueError: if an argument is not as described, or if ale-py does not know the game
@@ -266,28 +286,41 @@ class AtariVecEnv(VecEnv):
         action_repeat_probability: float = 0.0,
         n_stack: int = 4,
         full_action_space: bool = False,
-        max_num_frames_per_episode: int = 108_000,
+        max_num_frames_per_episode: int | None = 108_000,
         native_grey: bool | None = None,
     ) -> None:
-        for name, minimum in (
-            ("n_envs", 1),
-            ("noop_max", 0),
-            ("frame_skip", 1),
-            ("screen_size", 1),
-            ("n_stack", 1),
-            ("max_num_frames_per_episode", 1),
+        if max_num_frames_per_episode is None:
+            max_num_frames_per_episode = _NEVER
+        for name, number, minimum in (
+            ("n_envs", n_envs, 1),
+            ("noop_max", noop_max, 0),
+            ("frame_skip", frame_skip, 1),
+            ("screen_size", screen_size, 1),
+            ("n_stack", n_stack, 1),
+            ("max_num_frames_per_episode", max_num_frames_per_episode, 1),
         ):
-            number = locals()[name]
-            if not isinstance(number, (int, np.integer)) or isinstance(number, bool) or number < minimum:
-                raise ValueError(f"{name}: expected an int ≥ {minimum}, got {number!r}")
-        if not 0.0 <= action_repeat_probability <= 1.0:
+            is_whole = isinstance(number, (int, np.integer)) and not isinstance(number, bool)
+            if not is_whole or not minimum <= number <= _NEVER:
+                raise ValueError(f"{name}: expected an int ≥ {minimum} and ≤ 2³⁰, got {number!r}")
+        for name, flag in (
+            ("terminal_on_life_loss", terminal_on_life_loss),
+            ("clip_reward", clip_reward),
+            ("full_action_space", full_action_space),
+            ("native_grey", False if native_grey is None else native_grey),
+        ):
+            if not isinstance(flag, (bool, np.bool_)):
+                raise ValueError(f"{name}: expected True or False, got {flag!r}")
+        if (
+            not isinstance(action_repeat_probability, (int, float, np.floating))
+            or not 0 <= action_repeat_probability <= 1
+        ):
             raise ValueError(
                 f"action_repeat_probability: expected a number in [0, 1], got {action_repeat_probability!r}"
             )
         if game not in roms.get_all_rom_ids():
             raise ValueError(f"game: expected the name of a ROM, got {game!r}{_close_to(game, roms.get_all_rom_ids())}")
         self.native_grey = game in GREY_IS_EXACT if native_grey is None else native_grey
-        screen_dims = _screen_dims(game)
+        rom = _read_rom(game)
         self.games = [
             AtariGame(
                 game,
@@ -300,7 +333,7 @@ class AtariVecEnv(VecEnv):
                 full_action_space=full_action_space,
                 max_num_frames_per_episode=max_num_frames_per_episode,
                 native_grey=self.native_grey,
-                screen_dims=screen_dims,
+                rom=rom,
             )
             for _ in range(n_envs)
         ]
@@ -340,7 +373,9 @@ class AtariVecEnv(VecEnv):
     def step_async(self, actions: NDArray[Any]) -> None:
         self._check_open()
         if not self._is_reset:
-            raise RuntimeError("The environments are to be reset() before their first step")
+            raise RuntimeError(
+                "The environments are to be reset() before their first step, and after an interrupted one"
+            )
         n_actions, array = self.action_space.n, np.asarray(actions)  # type: ignore[attr-defined]
         if array.shape != (self.num_envs,) or not np.issubdtype(array.dtype, np.integer):
             raise ValueError(
@@ -384,7 +419,7 @@ class AtariVecEnv(VecEnv):
             except StopIteration as stop:
                 results[env] = stop.value
             else:
-                self.games[env].ale.send([action], [1.0])
+                self.games[env].emulator.send([action], [1.0])
                 in_flight.append((env, play))
 
         try:
@@ -393,11 +428,9 @@ class AtariVecEnv(VecEnv):
                     advance(*waiting.popleft(), None)
                 if in_flight:
                     env, play = in_flight.popleft()
-                    advance(env, play, self.games[env].ale.recv())
+                    advance(env, play, self.games[env].emulator.recv())
         except BaseException:  # Ctrl-C: nothing of this step may be taken for the next one's
             self._is_reset = False
-            for env, _ in in_flight:
-                self.games[env].ale.recv()
             for game in self.games:
                 game.abandon()
             raise
@@ -414,6 +447,7 @@ class AtariVecEnv(VecEnv):
         self.games = []
 
     def get_images(self) -> Sequence[Frame]:
+        self._check_open()
         return [game.render() for game in self.games]
 
     def get_attr(self, attr_name: str, indices: VecEnvIndices = None) -> list[Any]:
@@ -436,6 +470,7 @@ class AtariVecEnv(VecEnv):
         return [is_wrapped for _ in self._chosen(indices)]
 
     def _chosen(self, indices: VecEnvIndices) -> list[AtariGame]:
+        self._check_open()
         return [self.games[index] for index in self._get_indices(indices)]
 
 
@@ -472,24 +507,32 @@ def make_atari_vec_env(
             f"{', '.join(unknown)}: make_atari_vec_env cannot honour it, for it makes neither processes nor wrappers. "
             "SB3's make_atari_env can"
         )
+    if seed is not None:
+        seed = operator.index(seed)  # an int: the sum of a narrow one and its number may not be one
     spec = gym.registry.get(env_id) if isinstance(env_id, str) else None
     if spec is None or spec.entry_point != "ale_py.env:AtariEnv":
         atari_ids = [name for name, spec in gym.registry.items() if spec.entry_point == "ale_py.env:AtariEnv"]
         raise ValueError(f"env_id: expected the id of an Atari game, got {env_id!r}{_close_to(str(env_id), atari_ids)}")
-    settings: dict[str, Any] = spec.kwargs | (env_kwargs or {})
+    env_kwargs = dict(env_kwargs or {})
+    if env_kwargs.get("render_mode") in (None, "rgb_array"):
+        env_kwargs.pop("render_mode", None)
+    if env_kwargs.get("frameskip", 1) != 1:
+        raise ValueError(
+            f"env_kwargs: expected frameskip 1, got {env_kwargs['frameskip']!r}: frame_skip, in wrapper_kwargs, says "
+            "how many frames a step has"
+        )
+    settings: dict[str, Any] = spec.kwargs | env_kwargs
     settings.pop("render_mode", None)
     frameskip, sticky = settings.pop("frameskip"), settings.pop("repeat_action_probability")
     if frameskip != 1:
-        name = env_id.removeprefix("ALE/").split("-")[0].removesuffix("NoFrameskip")
+        without_skip = env_id.removeprefix("ALE/").split("-")[0] + "NoFrameskip-v4"
+        suggestions = [f'"{env_id}" with env_kwargs={{"frameskip": 1}}']
+        if without_skip in gym.registry:
+            stickiness = f" with wrapper_kwargs={{'action_repeat_probability': {sticky}}}" if sticky else ""
+            suggestions.insert(0, f'"{without_skip}"{stickiness}')
         raise ValueError(
             f"env_id: {env_id} skips frames itself (frameskip={frameskip}), on top of those that the wrapper skips. "
-            f'Write "{name}NoFrameskip-v4"'
-            + (
-                f", with wrapper_kwargs={{'action_repeat_probability': {sticky}}} for its sticky actions"
-                if sticky
-                else ""
-            )
-            + f', or "{env_id}" with env_kwargs={{"frameskip": 1}}'
+            f"Write {', or '.join(suggestions)}"
         )
     wrapping = dict(wrapper_kwargs or {})
     if sticky and wrapping.get("action_repeat_probability"):
@@ -508,7 +551,11 @@ def make_atari_vec_env(
     )
     for argument, given, honoured in (
         ("wrapper_kwargs", wrapping, known),
-        ("env_kwargs", settings, ("game", "full_action_space", "max_num_frames_per_episode")),
+        (
+            "env_kwargs",
+            env_kwargs,
+            ("frameskip", "repeat_action_probability", "full_action_space", "max_num_frames_per_episode"),
+        ),
     ):
         if not set(given) <= set(honoured):
             raise ValueError(
@@ -521,6 +568,8 @@ def make_atari_vec_env(
             header: dict[str, float | str] = {"t_start": time.time(), "env_id": env_id}
             game.results_writer = ResultsWriter(os.path.join(monitor_dir, str(rank)), header=header)
     env.seed(seed)
+    if seed is not None:
+        env.action_space.seed(seed + start_index)
     return env
 
 
@@ -529,10 +578,10 @@ def _close_to(name: str, names: Iterable[str]) -> str:
     return f". Close to it: {', '.join(matches)}" if matches else ""
 
 
-def _screen_dims(game: str) -> tuple[int, int]:
-    """Height and width of the emulator's screen, in pixels."""
+def _read_rom(game: str) -> Rom:
     ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)
     ale: Any = ale_py.ALEInterface()
     ale.loadROM(roms.get_rom_path(game))
+    ale.reset_game()
     height, width = ale.getScreenDims()
-    return int(height), int(width)
+    return Rom((int(height), int(width)), int(ale.getEpisodeFrameNumber()))

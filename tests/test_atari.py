@@ -56,10 +56,10 @@ class Pair:
     def share_noops(self, game: AtariGame, wrapper: Any, drawn: list[int]) -> None:
         restart, queue = game._restart, deque[int]()
 
-        def recording_restart(seed: int | None) -> None:
-            restart(seed)
-            drawn.append(game._episode_frames)
-            queue.append(game._episode_frames)
+        def recording_restart(seed: int | None) -> Iterator[int]:
+            yield from restart(seed)
+            drawn.append(game._episode_frames - game._frames_before_noops)
+            queue.append(drawn[-1])
 
         game._restart = recording_restart  # type: ignore[method-assign]
         if wrapper is not None:
@@ -153,6 +153,35 @@ def test_arguments_of_the_wrapper(pair: Callable[..., Pair], wrapper_kwargs: dic
     check_steps(made, n_games=2, frame_skip=wrapper_kwargs.get("frame_skip", 4))
 
 
+@pytest.mark.parametrize("game", ["Seaquest", "Assault", "Tennis", "Freeway"])
+def test_few_noops(pair: Callable[..., Pair], game: str) -> None:
+    """The emulator draws none in one reset out of five here. Most games are not the same after one more reset."""
+    made = pair(game, n_envs=12, wrapper_kwargs={"noop_max": 4})
+    for _ in range(60):
+        check_steps(made, n_games=0)
+    assert {drawn[0] for drawn in made.noops} == {1, 2, 3, 4}
+
+
+@pytest.mark.parametrize(("game", "frames_before"), [("NameThisGame", 134), ("Pooyan", 1)])
+def test_games_that_want_a_switch_pressed(pair: Callable[..., Pair], game: str, frames_before: int) -> None:
+    """The emulator counts the frames in which it does so, Monitor does not."""
+    max_frames = frames_before + 4 + 64
+    made = pair(
+        game,
+        n_envs=4,
+        wrapper_kwargs={"noop_max": 4, "terminal_on_life_loss": False},
+        env_kwargs={"max_num_frames_per_episode": max_frames},
+    )
+    lengths = set()
+    for _ in range(17):
+        for info, expected in zip(made.ours.step(np.zeros(4, int))[3], made.sb3.step(np.zeros(4, int))[3], strict=True):
+            if "episode" in expected:
+                lengths.add(expected["episode"]["l"])
+                assert 0 <= info["episode"]["l"] - expected["episode"]["l"] <= 3  # the last step is played to its end
+    assert lengths == {68}
+    assert {drawn[0] for drawn in made.noops} <= {1, 2, 3, 4}
+
+
 def test_all_actions(pair: Callable[..., Pair]) -> None:
     made = pair("Breakout", n_envs=2, env_kwargs={"full_action_space": True})
     assert made.ours.action_space.n == 18
@@ -219,6 +248,17 @@ def test_rewards_of_the_noops_are_not_counted(pair: Callable[..., Pair]) -> None
         assert difference == sum(emulator.act(0) for _ in range(noops))
 
 
+def test_render_shows_the_maximum_of_two_frames(pair: Callable[..., Pair]) -> None:
+    made = pair("SpaceInvaders", n_envs=1)
+    n_differing = 0
+    for _ in range(40):
+        made.step()
+        (ours,), (sb3,) = made.ours.get_images(), made.sb3.get_images()
+        assert (ours >= sb3).all()
+        n_differing += bool((ours != sb3).any())
+    assert n_differing > 0
+
+
 # Scripted games: what real ones do rarely, or never
 
 
@@ -283,14 +323,15 @@ class ScriptedEnv(gym.Env):
 
 class ScriptedEmulator:
     """
-    The script as ale-py's C++ environment plays it (ale 0.12: src/ale/vector/), but for the frame with which a game
-    ends: this one looks at it as ``MaxAndSkipEnv`` does.
+    The script as ale-py's C++ environment plays it (ale 0.12: src/ale/vector/), but that this one, if told so, looks at
+    the frame with which a game ends, as ``MaxAndSkipEnv`` does.
     """
 
-    def __init__(self, script: Script, frame_skip: int, noops: int) -> None:
+    def __init__(self, script: Script, frame_skip: int, noops: int, looks_at_the_end: bool = True) -> None:
         self.script = script
         self.frame_skip = frame_skip
         self.noops = noops
+        self.looks_at_the_end = looks_at_the_end
         self.frame_number = self.episode_frame_number = 0
         self.seen = np.zeros((2, 210, 160, 3), dtype=np.uint8)
         self.is_fresh = True
@@ -323,7 +364,7 @@ class ScriptedEmulator:
         reward, infos = 0.0, {}
         for i in range(self.frame_skip):
             reward += self.act()
-            if i >= self.frame_skip - 2:
+            if i >= self.frame_skip - 2 and (self.looks_at_the_end or not self.script.over):
                 self.seen[i - self.frame_skip] = self.script.screen
             if self.script.over:
                 break
@@ -376,7 +417,7 @@ def test_any_script_is_played_as_by_sb3(
 
     ours = AtariVecEnv("breakout", 1, native_grey=False, noop_max=noops, **kwargs)
     game = ours.games[0]
-    game.ale, game.has_fire = ScriptedEmulator(Script(games), frame_skip, noops), "FIRE" in meanings
+    game.emulator, game.has_fire = ScriptedEmulator(Script(games), frame_skip, noops), "FIRE" in meanings
     np.testing.assert_array_equal(ours.reset(), sb3.reset())
     for _ in range(40):
         (observations, rewards, dones, infos), expected = ours.step(np.array([2])), sb3.step(np.array([2]))
@@ -387,6 +428,29 @@ def test_any_script_is_played_as_by_sb3(
         assert ("episode" in infos[0]) == ("episode" in expected[3][0])
         if "episode" in infos[0]:
             assert all(infos[0]["episode"][name] == expected[3][0]["episode"][name] for name in ("r", "l"))
+    ours.close()
+
+
+@pytest.mark.parametrize("n_frames", [1, 2, 3, 4])
+def test_action_behind_fire_ends_a_game_within_a_reset(monkeypatch: pytest.MonkeyPatch, n_frames: int) -> None:
+    """SB3 hands out the frame with which that game ended, ale-py's emulator did not look at it."""
+    noops, quiet = 3, [(0, 3)] * 40
+    games = [quiet[:20], quiet[: noops + 4 + n_frames], quiet]  # the second ends behind the no-ops and FIRE
+    env = AtariWrapper(Monitor(ScriptedEnv(Script(games), ["NOOP", "FIRE", "RIGHT"])), noop_max=noops)
+    unwrap_wrapper(env, NoopResetEnv).override_num_noops = noops  # type: ignore[union-attr]
+    sb3 = VecTransposeImage(VecFrameStack(DummyVecEnv([lambda: env]), 4))
+    ours = AtariVecEnv("breakout", 1, native_grey=False, noop_max=noops)
+    ours.games[0].emulator = ScriptedEmulator(Script(games), 4, noops, looks_at_the_end=False)
+    ours.games[0].has_fire = True
+    np.testing.assert_array_equal(ours.reset(), sb3.reset())
+    for _ in range(8):
+        (observations, rewards, dones, _), expected = ours.step(np.array([2])), sb3.step(np.array([2]))
+        assert rewards == expected[1] and dones == expected[2]
+        # Until it has left the stack, one frame differs, and only where the emulator would have looked at the last one
+        differs = (observations != expected[0]).any(axis=(0, 2, 3))
+        assert differs.sum() <= (n_frames > 2)
+        if n_frames > 2 and dones:
+            assert differs[-1]
     ours.close()
 
 
@@ -424,6 +488,22 @@ def test_same_seed_same_trajectories(seed: int) -> None:
         env.close()
     for a, b in zip(*plays, strict=True):
         np.testing.assert_array_equal(a, b)
+
+
+def test_action_space_is_seeded_as_sb3s() -> None:
+    ours, sb3 = make_atari_vec_env(ID.format("Pong"), 2, seed=3), sb3_stack("Pong", 2, seed=3)
+    samples = [[env.action_space.sample() for _ in range(20)] for env in (ours, sb3)]
+    assert samples[0] == samples[1]
+    ours.close()
+    sb3.close()
+
+
+def test_narrow_seed() -> None:
+    env = make_atari_vec_env(ID.format("Pong"), 2, seed=np.int32(2**31 - 1))
+    env.reset()
+    env.close()
+    with pytest.raises(TypeError):
+        make_atari_vec_env(ID.format("Pong"), 2, seed=1.5)
 
 
 def test_seeds_differ_and_are_consumed() -> None:
@@ -561,20 +641,31 @@ def test_inside_vec_normalize() -> None:
     env.close()
 
 
-def test_interrupted_step_leaves_nothing_to_the_next() -> None:
+class InterruptedEmulator:
+    """Ctrl-C comes just behind one of the calls."""
+
+    def __init__(self, emulator: Any, name: str) -> None:
+        self.emulator = emulator
+        self.name = name
+
+    def __getattr__(self, name: str) -> Any:
+        def call(*args: Any) -> Any:
+            result = getattr(self.emulator, name)(*args)
+            if name == self.name:
+                raise KeyboardInterrupt
+            return result
+
+        return call
+
+
+@pytest.mark.parametrize("call", ["send", "recv"])
+def test_interrupted_step_leaves_nothing_to_the_next(call: str) -> None:
     env = make_atari_vec_env(ID.format("Breakout"), 3, seed=0)
     env.reset()
     game = env.games[1]
-    step = game.play_step
-
-    def interrupted(action: int) -> Iterator[int]:
-        yield action
-        raise KeyboardInterrupt
-
-    game.play_step = interrupted  # type: ignore[method-assign, assignment]
+    game.emulator = InterruptedEmulator(game.emulator, call)
     with pytest.raises(KeyboardInterrupt):
         env.step(np.array([0, 0, 0]))
-    game.play_step = step  # type: ignore[method-assign]
     with pytest.raises(RuntimeError, match="reset"):
         env.step(np.array([0, 0, 0]))
     env.seed(7)
@@ -612,17 +703,25 @@ def test_bad_actions(env: AtariVecEnv, actions: np.ndarray, message: str) -> Non
     [
         ({"env_id": "BreakoutNoFrameskip-v5"}, "env_id.*BreakoutNoFrameskip-v5.*Close to it: .*BreakoutNoFrameskip-v4"),
         ({"env_id": "CartPole-v1"}, "env_id: expected the id of an Atari game, got 'CartPole-v1'"),
-        ({"env_id": "ALE/Breakout-v5"}, r'frameskip=4.*Write "BreakoutNoFrameskip-v4".*0.25.*sticky'),
+        ({"env_id": "ALE/Breakout-v5"}, r'frameskip=4.*Write "BreakoutNoFrameskip-v4" with .*0\.25}, or'),
+        ({"env_id": "ALE/Tetris-v5"}, 'frameskip=4.*Write "ALE/Tetris-v5" with env_kwargs={"frameskip": 1}$'),
+        ({"env_kwargs": {"frameskip": (2, 5)}}, r"env_kwargs: expected frameskip 1, got \(2, 5\)"),
+        ({"env_kwargs": {"game": "pong"}}, "env_kwargs: cannot honour game"),
+        ({"env_kwargs": {"render_mode": "human"}}, "env_kwargs: cannot honour render_mode"),
+        ({"wrapper_kwargs": {"clip_reward": "no"}}, "clip_reward: expected True or False, got 'no'"),
+        ({"native_grey": "no"}, "native_grey: expected True or False, got 'no'"),
+        ({"wrapper_kwargs": {"frame_skip": 2**40}}, "frame_skip: expected an int .* ≤ 2³⁰, got"),
+        ({"wrapper_kwargs": {"action_repeat_probability": "a"}}, r"expected a number in \[0, 1\], got 'a'"),
         ({"env_id": "Breakout-v4"}, r'Write "BreakoutNoFrameskip-v4"'),
         ({"env_id": "BreakoutNoFrameskip-v0", "wrapper_kwargs": {"action_repeat_probability": 0.1}}, "one of the two"),
         ({"wrapper_kwargs": {"noops": 3}}, "wrapper_kwargs: cannot honour noops, only noop_max"),
         ({"env_kwargs": {"difficulty": 1}}, "env_kwargs: cannot honour difficulty"),
         ({"vec_env_cls": DummyVecEnv}, "vec_env_cls: make_atari_vec_env cannot honour it"),
         ({"monitor_kwargs": {}, "vec_env_kwargs": {}}, "monitor_kwargs, vec_env_kwargs"),
-        ({"n_envs": 0}, "n_envs: expected an int ≥ 1, got 0"),
-        ({"n_stack": 1.5}, "n_stack: expected an int ≥ 1, got 1.5"),
-        ({"wrapper_kwargs": {"frame_skip": 0}}, "frame_skip: expected an int ≥ 1, got 0"),
-        ({"wrapper_kwargs": {"noop_max": True}}, "noop_max: expected an int ≥ 0, got True"),
+        ({"n_envs": 0}, "n_envs: expected an int ≥ 1 .*got 0"),
+        ({"n_stack": 1.5}, "n_stack: expected an int ≥ 1 .*got 1.5"),
+        ({"wrapper_kwargs": {"frame_skip": 0}}, "frame_skip: expected an int ≥ 1 .*got 0"),
+        ({"wrapper_kwargs": {"noop_max": True}}, "noop_max: expected an int ≥ 0 .*got True"),
         ({"wrapper_kwargs": {"action_repeat_probability": 2.0}}, "action_repeat_probability"),
     ],
     ids=str,
@@ -664,7 +763,8 @@ def test_closed() -> None:
         env.step_wait()
     env.close()
     env.close()
-    with pytest.raises(RuntimeError, match="closed"):
-        env.reset()
+    for use in (env.reset, env.get_images, lambda: env.get_attr("lives"), lambda: env.env_is_wrapped(Monitor)):
+        with pytest.raises(RuntimeError, match="closed"):
+            use()
     with pytest.raises(RuntimeError, match="closed"):
         env.step(np.array([0, 0]))
