@@ -13,12 +13,13 @@ from gymnasium import spaces
 from stable_baselines3 import A2C
 from stable_baselines3.common.buffers import RolloutBuffer
 from stable_baselines3.common.callbacks import BaseCallback
-from stable_baselines3.common.type_aliases import GymEnv
+from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback
 from stable_baselines3.common.utils import explained_variance
-from stable_baselines3.common.vec_env import VecEnv, VecEnvWrapper
+from stable_baselines3.common.vec_env import VecEnv, VecEnvWrapper, unwrap_vec_normalize
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvObs, VecEnvStepReturn
 from torch.nn import functional as F
 
+from sb3_nstep import distributed, faults
 from sb3_nstep.buffers import NStepDictRolloutBuffer, NStepMixin, NStepRolloutBuffer
 
 SelfNStepA2C = TypeVar("SelfNStepA2C", bound="NStepA2C")
@@ -44,10 +45,17 @@ class NStepA2C(A2C):
         memory format, which is faster on most machines
     :param autocast: ``"bf16"``: the features extractor computes in bfloat16, all else stays float32. ``None``: nothing
         does. Neither of these two changes what is saved
+    :param check_finite: whether ``learn`` ends with a NotFiniteError, before the update, where a number in the
+        rollout, or the norm of the gradient, is not finite
+    :param worker_timeout: seconds that a worker of ``SubprocVecEnv`` may take for a step or a reset in ``learn`` before
+        it counts as dead; ``None``: as long as it likes
     :raises ValueError: if one of these is not as described, or if ``rollout_buffer_class`` is no N-step buffer
 
     Logs beside A2C's: ``train/n_step_mean``, the mean length of the windows used; ``train/stale_fraction``, how many of
     the rows waited; ``train/rho_mean``, the mean over all rows of min(1, π/μ).
+
+    Where a torch.distributed process group is initialised when ``learn`` starts, its processes train one model together
+    (docs/distributed.md).
 
     A2C: https://arxiv.org/abs/1602.01783
     """
@@ -62,6 +70,8 @@ class NStepA2C(A2C):
         correction: Correction = "importance",
         channels_last: bool = False,
         autocast: Literal["bf16"] | None = None,
+        check_finite: bool = True,
+        worker_timeout: float | None = None,
         **kwargs: Any,
     ):
         # Before the parent's constructor, which calls _setup_model()
@@ -70,7 +80,10 @@ class NStepA2C(A2C):
         self.correction = correction
         self.channels_last = channels_last
         self.autocast = autocast
+        self.check_finite = check_finite
+        self.worker_timeout = worker_timeout
         self._rollout_env: _RolloutEnv | None = None
+        self._ranks: distributed.Ranks | None = None
         super().__init__(*args, **kwargs)
 
     def _setup_model(self) -> None:
@@ -82,17 +95,21 @@ class NStepA2C(A2C):
                 "rollout_buffer_class: expected None or a subclass of NStepRolloutBuffer or NStepDictRolloutBuffer, "
                 f"got {buffer_class!r}"
             )
+        if self.env is not None:
+            self._check_env(self.env)
         for name in ("return_horizon", "carry_over"):
             if name in self.rollout_buffer_kwargs:
                 raise ValueError(
                     f"rollout_buffer_kwargs: {name} is an argument of {type(self).__name__}, give it there (to load a "
                     "zip of another algorithm that has it here, give rollout_buffer_kwargs={} as well)"
                 )
-        for name in ("carry_over", "channels_last"):
+        for name in ("carry_over", "channels_last", "check_finite"):
             if not isinstance(getattr(self, name), (bool, np.bool_)):
                 raise ValueError(f"{name}: expected True or False, got {getattr(self, name)!r}")
         if self.correction not in get_args(Correction):
             raise ValueError(f"correction: expected one of {get_args(Correction)}, got {self.correction!r}")
+        if not (self.worker_timeout is None or _is_seconds(self.worker_timeout)):
+            raise ValueError(f"worker_timeout: expected None or a number of seconds > 0, got {self.worker_timeout!r}")
         if self.autocast not in (None, "bf16"):
             raise ValueError(f'autocast: expected None or "bf16", got {self.autocast!r}')
         # Bound only while the buffer is built: a class of ours in a saved zip could not be opened without this package
@@ -104,6 +121,24 @@ class NStepA2C(A2C):
         finally:
             self.rollout_buffer_class = None
         self._speed_up()
+        if self.check_finite:
+            self.policy.optimizer.register_step_pre_hook(faults.check_gradients)
+
+    def _check_env(self, env: VecEnv) -> None:
+        autoreset_mode = getattr(env.unwrapped, "metadata", None) or {}
+        if getattr(autoreset_mode.get("autoreset_mode"), "value", None) == "NextStep":
+            raise ValueError(
+                "env: expected environments that are reset in the step that ends an episode, as SB3's are, got "
+                "autoreset_mode NEXT_STEP. The step behind each end of an episode is one that nobody lived; ask for "
+                "AutoresetMode.SAME_STEP, or let the adapter drop it"
+            )
+        normalize = unwrap_vec_normalize(env)
+        # Without training, its gamma is not used
+        if normalize is not None and normalize.training and normalize.norm_reward and normalize.gamma != self.gamma:
+            warnings.warn(
+                f"VecNormalize has gamma={normalize.gamma}, the algorithm gamma={self.gamma}: rewards are divided by "
+                "the spread of returns that are discounted otherwise"
+            )
 
     def _speed_up(self) -> None:
         """Apply ``channels_last`` and ``autocast`` to the policy just built: to what is not part of its parameters."""
@@ -132,22 +167,77 @@ class NStepA2C(A2C):
         progress = 1.0 - self.num_timesteps / self._total_timesteps if self._total_timesteps else 1.0
         return self.return_horizon(max(0.0, progress))  # the last rollout may go beyond the total
 
+    def learn(
+        self: SelfNStepA2C,
+        total_timesteps: int,
+        callback: MaybeCallback = None,
+        log_interval: int = 100,
+        tb_log_name: str = "A2C",
+        reset_num_timesteps: bool = True,
+        progress_bar: bool = False,
+    ) -> SelfNStepA2C:
+        """
+        As in SB3. After these errors the model can be saved, and goes on from its last update; the rows at hand, those
+        that wait too, are dropped.
+
+        :raises WorkerError: a worker of ``SubprocVecEnv`` has died: names the environment. All of them are closed
+        :raises NotFiniteError: see ``check_finite``
+        """
+        try:
+            with faults.watched_workers(self.env, self.worker_timeout):
+                return super().learn(
+                    total_timesteps, callback, log_interval, tb_log_name, reset_num_timesteps, progress_bar
+                )
+        except (faults.WorkerError, faults.NotFiniteError):
+            self.rollout_buffer.drop()
+            raise
+
+    def set_random_seed(self, seed: int | None = None) -> None:
+        """As in SB3. In a process group, the environments of all ranks are seeded as those of one process would be."""
+        self._seeded_rank = distributed.rank()
+        super().set_random_seed(None if seed is None else seed + self._seeded_rank * self.n_envs)
+
+    def _setup_learn(
+        self,
+        total_timesteps: int,
+        callback: MaybeCallback = None,
+        reset_num_timesteps: bool = True,
+        tb_log_name: str = "run",
+        progress_bar: bool = False,
+    ) -> tuple[int, BaseCallback]:
+        self._ranks = distributed.Ranks.join(self)
+        if self._ranks is not None:
+            total_timesteps, reset_num_timesteps = self._ranks.start(total_timesteps, reset_num_timesteps)
+            callback, progress_bar = self._ranks.quieten(callback, progress_bar)
+            if self._seeded_rank != self._ranks.rank:  # built before there was a process group
+                self.set_random_seed(self.seed)
+        return super()._setup_learn(total_timesteps, callback, reset_num_timesteps, tb_log_name, progress_bar)
+
     def collect_rollouts(
         self, env: VecEnv, callback: BaseCallback, rollout_buffer: RolloutBuffer, n_rollout_steps: int
     ) -> bool:
         if self._rollout_env is None or self._rollout_env.venv is not env:
             self._rollout_env = _RolloutEnv(env)
+        self._rollout_env.ranks = self._ranks
         self.rollout_buffer.return_horizon = self._horizon_now()
-        return super().collect_rollouts(self._rollout_env, callback, rollout_buffer, n_rollout_steps)
+        try:
+            go_on = super().collect_rollouts(self._rollout_env, callback, rollout_buffer, n_rollout_steps)
+        except (ValueError, RuntimeError):
+            if self.check_finite:  # torch cannot sample from NaN, and does not know where it comes from
+                faults.check_rollout(rollout_buffer, self._last_obs)
+            raise
+        return go_on if self._ranks is None else self._ranks.end_rollout(go_on)
 
     def train(self) -> None:
         """Make one update with the rows whose windows are whole; none if there is no such row."""
         buffer = self.rollout_buffer
+        if self.check_finite:
+            faults.check_rollout(buffer)
         if buffer.n_ready == 0:
             return
         rho_mean = 1.0
-        # The spread of a single row is NaN: PPO knows that, A2C does not
-        if buffer.carry_over or (self.normalize_advantage and buffer.n_ready == 1):
+        # The spread of a single row is NaN: PPO knows that, A2C does not. Nor does it average gradients over ranks
+        if buffer.carry_over or (self.normalize_advantage and buffer.n_ready == 1) or self._ranks is not None:
             rho_mean = self._train_corrected()
         else:
             super().train()
@@ -172,8 +262,10 @@ class NStepA2C(A2C):
                 advantages = rho * (returns - th.where(stale, values.detach(), rollout_data.old_values))
             elif self.correction == "vtrace" and self.rollout_buffer.n_stale:  # on-policy, V-trace is the N-step target
                 returns, advantages = self._vtrace(values.detach(), log_prob.detach())
-            if self.normalize_advantage and len(advantages) > 1:
-                advantages = (advantages - advantages.mean()) / (advantages.std() + 1e-8)
+            if self.normalize_advantage:
+                pool = advantages if self._ranks is None else self._ranks.gather(advantages)
+                if len(pool) > 1:
+                    advantages = (advantages - pool.mean()) / (pool.std() + 1e-8)
 
             policy_loss = -(advantages * log_prob).mean()
             value_loss = F.mse_loss(returns, values)
@@ -182,6 +274,8 @@ class NStepA2C(A2C):
 
             self.policy.optimizer.zero_grad()
             loss.backward()  # type: ignore[no-untyped-call]
+            if self._ranks is not None:
+                self._ranks.average_gradients()
             th.nn.utils.clip_grad_norm_(self.policy.parameters(), self.max_grad_norm)
             self.policy.optimizer.step()
 
@@ -216,6 +310,7 @@ class NStepA2C(A2C):
 
     def set_env(self, env: GymEnv, force_reset: bool = True) -> None:
         super().set_env(env, force_reset)
+        self._check_env(self.env)  # type: ignore[arg-type]
         # Without a reset, the change of environments shows in no episode start
         if hasattr(self, "rollout_buffer"):
             self.rollout_buffer.end_streams()
@@ -239,7 +334,11 @@ class NStepA2C(A2C):
         return super().load(path, env, device, custom_objects, print_system_info, force_reset, **kwargs)
 
     def _excluded_save_params(self) -> list[str]:
-        return [*super()._excluded_save_params(), "_rollout_env"]
+        return [*super()._excluded_save_params(), "_rollout_env", "_ranks", "_seeded_rank"]
+
+
+def _is_seconds(number: object) -> bool:
+    return isinstance(number, (int, float)) and not isinstance(number, bool) and number > 0
 
 
 def _in_bfloat16(forward: Callable[..., th.Tensor], device_type: str, *args: Any) -> th.Tensor:
@@ -257,6 +356,7 @@ class _RolloutEnv(VecEnvWrapper):
 
     def __init__(self, venv: VecEnv):
         super().__init__(venv)
+        self.ranks: distributed.Ranks | None = None
         self._has_warned = False
 
     def reset(self) -> VecEnvObs:
@@ -268,6 +368,8 @@ class _RolloutEnv(VecEnvWrapper):
     def step(self, actions: np.ndarray) -> VecEnvStepReturn:
         # All that collect_rollouts calls, and not in two halves: a wrapper inside may have a step() of its own
         observations, rewards, dones, infos = self.venv.step(actions)
+        if self.ranks is not None:
+            self.ranks.count_step(infos, dones)
         if not np.issubdtype(rewards.dtype, np.floating):
             rewards = rewards.astype(np.float32)
         if not self._has_warned:

@@ -55,6 +55,7 @@ class NStepMixin(RolloutBuffer):
         self._last_values: Array = np.empty(0)
         self._last_dones: Array = np.empty(0, dtype=bool)
         self._seam: tuple[Array, Array] | None = None  # the same, of the rollout that the waiting rows belong to
+        self._n_loaded = 0  # rows that load_state_dict() has left for the next reset()
         self._has_warned = False
         super().__init__(*args, **kwargs)
 
@@ -79,11 +80,11 @@ class NStepMixin(RolloutBuffer):
         Begin a rollout. Rows without a whole window wait on, unless the last rollout was not finished (a callback
         stopped it): then a step is missing behind them, and they are dropped.
         """
-        n_kept, self._seam = 0, None
-        if self.carry_over and self.full and self._has_targets:
-            self._gather()
-            n_kept = self._n_waiting + self.buffer_size - self._n_complete
+        n_kept, self._n_loaded = self._n_loaded, 0
+        if not n_kept:
+            n_kept, self._seam = self._n_kept, None
             if n_kept:
+                self._gather()
                 self._seam = self._last_values, self._last_dones
         super().reset()
         self._has_targets = False
@@ -113,11 +114,11 @@ class NStepMixin(RolloutBuffer):
         :param dones: whether the last row ended an episode ``[E]``
         """
         self._last_dones = np.array(dones, dtype=bool)
+        self._last_values = last_values.numpy(force=True).flatten()
         self._has_targets = True
         if self._is_stock:
             super().compute_returns_and_advantage(last_values, dones)
             return
-        self._last_values = last_values.numpy(force=True).flatten()
         self._gather()
         self._join()
         rollout, returns = self._rollout(), self._all_rows("returns")
@@ -154,11 +155,16 @@ class NStepMixin(RolloutBuffer):
         """As in SB3, but without a copy where none is asked for: what ``get()`` selects is new, or all there is."""
         return super().to_torch(array, copy)
 
+    def drop(self) -> None:
+        """Forget all rows, of this rollout and of those before it."""
+        self._has_targets = False
+
     def end_streams(self) -> None:
         """
         Let no window span this moment: the next rollout does not follow on the last. For a change of environments that
         does not show as an episode's start; the others (a new ``learn()``) are seen without it.
         """
+        self._n_loaded = 0
         if self.carry_over and self.full and self._has_targets:
             self._gather()
             self._bootstrap(-1, ~self._last_dones, self._last_values)
@@ -188,10 +194,63 @@ class NStepMixin(RolloutBuffer):
         self.advantages[:] = _flatten(advantages)
         self.returns[:] = _flatten(rollout.values[: self._n_complete] + advantages)
 
+    def state_dict(self) -> dict[str, Array]:
+        """
+        The rows that wait for the next rollout, ``[rows, E, …]``, and V and dones ``[E]`` where theirs ended: what a
+        checkpoint keeps. Nothing in the middle of a rollout, whose steps would be missing behind them.
+        """
+        has_just_begun = self.pos == 0 and not self.full
+        n_kept = self._n_waiting if has_just_begun else self._n_kept
+        if n_kept == 0:
+            return {}
+        if not has_just_begun:
+            self._gather()
+        last_values, last_dones = self._seam if has_just_begun and self._seam else (self._last_values, self._last_dones)
+        state = {"last_values": last_values, "last_dones": last_dones}
+        for name in _COLUMNS:
+            rows = self._all_rows(name)
+            for key, array in rows.items() if isinstance(rows, dict) else [(None, rows)]:
+                kept = array[:n_kept] if has_just_begun else array[len(array) - n_kept :]
+                state[name if key is None else f"{name}.{key}"] = kept.copy()
+        return state
+
+    def load_state_dict(self, state: dict[str, Array]) -> None:
+        """
+        Let the next rollout follow on rows that :meth:`state_dict` gave.
+
+        :raises ValueError: if they are of other environments than this buffer's
+        """
+        if not state or not self.carry_over:
+            return
+        for name in _COLUMNS:
+            column = self.__dict__[name]
+            rows = {key: state[f"{name}.{key}"] for key in column} if isinstance(column, dict) else state[name]
+            for array, expected in zip(_arrays(rows), _arrays(column), strict=True):
+                if array.shape[1:] != expected.shape[1:] or array.dtype != expected.dtype:
+                    raise ValueError(
+                        f"state: expected {name} of the shape (rows, {', '.join(map(str, expected.shape[1:]))}) and of "
+                        f"{expected.dtype}, got {array.shape} of {array.dtype}"
+                    )
+            self._storage[name] = rows
+        self._seam = state["last_values"], state["last_dones"]
+        self._n_loaded = len(state["rewards"])
+
+    @property
+    def _n_kept(self) -> int:
+        """How many rows wait on when this rollout is over."""
+        if not (self.carry_over and self.full and self._has_targets):
+            return 0
+        return self._n_waiting + self.buffer_size - self._n_complete
+
     @property
     def _n_complete(self) -> int:
         lag = self._longest - 1 if self.carry_over else 0
         return max(0, self._n_waiting + self.buffer_size - lag)
+
+    @property
+    def _is_env_major(self) -> bool:
+        """Whether ``get()`` flattens one environment after another, as SB3 does."""
+        return self._is_stock
 
     def _all_rows(self, name: str) -> Any:
         """The waiting rows and then the rollout's."""
@@ -273,6 +332,10 @@ def _each(function: Callable[..., Any], column: Any, *others: Any) -> Any:
     if isinstance(column, dict):
         return {key: function(array, *(other[key] for other in others)) for key, array in column.items()}
     return function(column, *others)
+
+
+def _arrays(column: Any) -> list[Array]:
+    return list(column.values()) if isinstance(column, dict) else [column]
 
 
 def _flatten(rows: Array) -> Array:

@@ -8,6 +8,8 @@ is V of the observation after the last row. m_t is 0 where row t ended its episo
 One primitive, :func:`windowed_sum`, carries every estimator; its weights carry the ends of the episodes into it.
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial

@@ -8,6 +8,8 @@ holds N rows or when its episode ends, and then its target is summed up from the
 from collections import deque
 from dataclasses import dataclass
 
+n_streams = 0  # given to targets() so far
+
 CONTINUES, TERMINATED, TIME_LIMIT = "continues", "terminated", "time limit"
 
 
@@ -24,6 +26,8 @@ def targets(rows: list[Row], last_value: float, gamma: float, horizon: int, lam:
     The target of each row of a stream, in order. Windows that reach the stream's end inside an episode bootstrap from
     ``last_value``, V of the observation after the last row.
     """
+    global n_streams
+    n_streams += 1
     result: list[float] = []
     window: deque[Row] = deque()
 

@@ -224,7 +224,8 @@ def test_chunks_with_lookahead_give_what_one_piece_gives(
         else:
             chunk |= {"last_values": arrays["last_values"], "last_dones": arrays["last_dones"]}
         part = n_step_targets(**chunk, gamma=gamma, horizon=horizon, gae_lambda=lam)
-        np.testing.assert_array_equal(part[:n_chunk], whole[start : start + n_chunk])
+        # Sums are formed in another order: equal, but not where they cancel out to the last bit
+        np.testing.assert_allclose(part[:n_chunk], whole[start : start + n_chunk], rtol=1e-6, atol=1e-12)
 
 
 @given(st.data(), streams(), GAMMAS, LAMBDAS)

@@ -1,0 +1,172 @@
+"""What may go wrong in a rollout, and how it ends: with an error that says where, and nothing left running."""
+
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from typing import Any
+
+import numpy as np
+import torch as th
+from stable_baselines3.common.buffers import RolloutBuffer
+from stable_baselines3.common.vec_env import SubprocVecEnv, VecEnv
+
+from sb3_nstep.targets import Array
+
+_CLOSING_SECONDS = 5.0  # for workers to close their environments; whoever takes longer is killed
+
+
+class WorkerError(RuntimeError):
+    """The worker of an environment has died, or does not answer."""
+
+
+class NotFiniteError(FloatingPointError, ValueError):
+    """A number in a rollout, or the norm of a gradient, is not finite. A ValueError too, as torch's would be."""
+
+
+@contextmanager
+def watched_workers(env: VecEnv | None, timeout: float | None) -> Iterator[None]:
+    """
+    Watch over the workers of a ``SubprocVecEnv``, below any wrappers; nothing is done for other environments. When one
+    dies, SB3 shows EOFError, or waits for ever, as does the ``close()`` that follows. Here, all are closed by then.
+
+    :param env: the environments
+    :param timeout: seconds that a worker may take for an answer; ``None``: as long as it likes
+    :raises WorkerError: a worker has died, or took longer; or the environments are closed already
+    """
+    subproc = env and env.unwrapped
+    if not isinstance(subproc, SubprocVecEnv):
+        yield
+        return
+    if subproc.closed:
+        raise WorkerError("The environments are closed: expected open ones, which set_env() takes")
+    remotes = subproc.remotes
+    subproc.remotes = tuple(
+        _Worker(index, remote, process, timeout)
+        for index, (remote, process) in enumerate(zip(remotes, subproc.processes, strict=True))
+    )
+    try:
+        yield
+    except WorkerError:
+        _close(remotes, subproc.processes)
+        subproc.waiting, subproc.closed = False, True
+        raise
+    finally:
+        subproc.remotes = remotes
+
+
+class _Worker:
+    """The pipe to the worker of an environment, whose errors say which one it is and how it has ended."""
+
+    def __init__(self, index: int, connection: Connection, process: BaseProcess, timeout: float | None):
+        self._index = index
+        self._connection = connection
+        self._process = process
+        self._timeout = timeout
+        # A forked worker's end of the pipe is open in its siblings as well: it does not close with its death
+        self._waits = timeout is not None or getattr(process, "_start_method", None) == "fork"
+
+    def send(self, message: Any) -> None:
+        try:
+            self._connection.send(message)
+        except ConnectionError as error:
+            raise self._died() from error
+
+    def recv(self) -> Any:
+        if self._waits:
+            ready = wait([self._connection, self._process.sentinel], self._timeout)
+            if not ready:
+                self._process.kill()
+                raise WorkerError(
+                    f"Environment {self._index} hangs: its worker did not answer within {self._timeout} seconds "
+                    "(worker_timeout) and was killed. Give the model new environments, with set_env()"
+                )
+            if self._connection not in ready:
+                raise self._died()
+        try:
+            return self._connection.recv()
+        except (EOFError, ConnectionError) as error:
+            raise self._died() from error
+
+    def _died(self) -> WorkerError:
+        self._process.join(_CLOSING_SECONDS)
+        code = self._process.exitcode
+        if code is None:
+            self._process.kill()
+            how = "closed its pipe"
+        elif code < 0:
+            how = f"was ended by {signal.Signals(-code).name}"
+            if -code == signal.SIGKILL:
+                how += " (if nobody did that, the system was out of memory: try fewer environments)"
+        else:
+            how = f"ended with exit code {code}" + (", and has printed its traceback" if code == 1 else "")
+        return WorkerError(
+            f"Environment {self._index} has died: its worker {how}. Give the model new environments, with set_env(). "
+            "To see an error where it happens, use DummyVecEnv"
+        )
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._connection, name)
+
+
+def _close(remotes: tuple[Connection, ...], processes: list[BaseProcess]) -> None:
+    deadline = time.monotonic() + _CLOSING_SECONDS
+    for remote in remotes:
+        with suppress(OSError):
+            remote.send(("close", None))
+    for remote, process in zip(remotes, processes, strict=True):
+        with suppress(OSError, EOFError):
+            while time.monotonic() < deadline and process.is_alive():
+                if remote.poll(0.1):
+                    remote.recv()  # what it was asked for before: it could not send it otherwise
+        process.join(max(0.0, deadline - time.monotonic()))
+        process.kill()
+        process.join()
+        remote.close()
+
+
+def check_rollout(buffer: RolloutBuffer, next_observations: Any = None) -> None:
+    """
+    :param buffer: in the middle of a rollout or at its end, before its rows are handed out
+    :param next_observations: of the row to come; ``None``: none is
+    :raises NotFiniteError: a number is not finite: names the quantity, the environment and the row
+    """
+    for name, quantity in (
+        ("observations", "the observation"),
+        ("rewards", "the reward"),
+        ("values", "V"),
+        ("log_probs", "the log-probability of the action"),
+    ):
+        rows = getattr(buffer, name)
+        for key, array in rows.items() if isinstance(rows, dict) else [(None, rows)]:
+            _check(array[: buffer.pos], 0, quantity, key)
+    if next_observations is not None:
+        is_dict = isinstance(next_observations, dict)
+        for key, array in next_observations.items() if is_dict else [(None, next_observations)]:
+            _check(array[np.newaxis], buffer.pos, "the observation", key)
+
+
+def _check(rows: Array, first_row: int, quantity: str, key: str | None) -> None:
+    if np.issubdtype(rows.dtype, np.floating) and not (is_finite := np.isfinite(rows)).all():
+        where = tuple(np.argwhere(~is_finite)[0].tolist())
+        raise NotFiniteError(
+            f"Environment {where[1]}, row {first_row + where[0]} of the rollout: {quantity}"
+            f"{'' if key is None else f' {key!r}'} is {rows[where]}. No update was made with it (check_finite)"
+        )
+
+
+def check_gradients(optimizer: th.optim.Optimizer, *_: Any) -> None:
+    """
+    A hook for ``register_step_pre_hook``.
+
+    :raises NotFiniteError: the norm of the gradient is not finite
+    """
+    gradients = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+    norm = th.linalg.vector_norm(th.stack([th.linalg.vector_norm(gradient) for gradient in gradients]))
+    if not th.isfinite(norm):
+        raise NotFiniteError(
+            f"The norm of the gradient is {norm.item()}, and the numbers in the rollout are finite. The step was not "
+            "made: the parameters are those of the last update. Try a smaller learning rate (check_finite)"
+        )
