@@ -1,25 +1,36 @@
-"""A pytest plugin: Stable-Baselines3's own tests, with our classes in place of A2C and of its rollout buffers.
+"""A pytest plugin: the tests of Stable-Baselines3 and of sb3-contrib, with our classes in place of theirs.
 
 ``run.py`` beside this file starts pytest with it. SB3's test modules see our classes, in their globals and in their
 parametrisations, because the names are swapped while such a module is being imported; afterwards SB3 is itself again,
 which it has to be: ``DictRolloutBuffer`` calls ``super(RolloutBuffer, self)`` through its module's global.
+
+sb3-contrib's algorithms take their buffers from their modules' globals when they are built: ours stay there throughout.
 """
 
 from collections import Counter
 from collections.abc import Generator, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from fnmatch import fnmatchcase
 from types import CodeType, FunctionType, ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 from unittest.mock import patch
 
 import pytest
 import stable_baselines3
-from run import MODES
-from stable_baselines3.common import buffers
+from run import MODES, SUITES
+from sb3_contrib import TRPO, MaskablePPO, RecurrentPPO
+from sb3_contrib.ppo_mask import ppo_mask
+from sb3_contrib.ppo_recurrent import ppo_recurrent
+from stable_baselines3.common import buffers, on_policy_algorithm
 from stable_baselines3.common.base_class import BaseAlgorithm
 
 from sb3_nstep import NStepA2C, NStepDictRolloutBuffer, NStepRolloutBuffer
+from sb3_nstep.contrib import (
+    NStepMaskableDictRolloutBuffer,
+    NStepMaskableRolloutBuffer,
+    NStepRecurrentDictRolloutBuffer,
+    NStepRecurrentRolloutBuffer,
+)
 
 # What must fail in a mode, and why: patterns of test names. To pass is a failure too, and so is to be gone
 STOCK_FORMULA = {
@@ -35,14 +46,19 @@ EXPECTED_DIFFERENCES: dict[str, dict[str, str]] = {
     "carry-over": STOCK_FORMULA | LUCKY_SEED,
 }
 
-# Unloads Stable-Baselines3 and imports it again: what is imported next is no subclass of anything here
-NOT_RUN = "test_sb3_import_without_optional_deps"
-
-# 177 tests of SB3 2.9 make one of our objects, 111 of SB3 2.7. Far fewer: the swap or the selection has come loose
-FEWEST_TESTS = 90
+NOT_RUN = {
+    # Unloads Stable-Baselines3 and imports it again: what is imported next is no subclass of anything here
+    "test_sb3_import_without_optional_deps",
+    # Trains for many minutes: sb3-contrib marks it as slow
+    "test_ppo_lstm_performance",
+    # Half a minute for the start of processes, of which buffers see nothing; [DummyVecEnv] is run
+    "test_supports_multi_envs[SubprocVecEnv]",
+    # ARS, which has no rollouts, beside RecurrentPPO
+    "test_deterministic_training_common[ars_multi]",
+}
 
 mode_defaults: dict[str, Any] = {}
-made: Counter[str] = Counter()  # how many objects of each of the next three classes
+made: Counter[str] = Counter()  # how many objects of each of the next classes
 
 
 class ModeA2C(NStepA2C):
@@ -51,16 +67,34 @@ class ModeA2C(NStepA2C):
         super().__init__(*args, **{**mode_defaults, **kwargs})
 
 
-class ModeRolloutBuffer(NStepRolloutBuffer):
+class InMode:
     def __init__(self, buffer_size: int, *args: Any, **kwargs: Any):
-        made["ModeRolloutBuffer"] += 1
-        super().__init__(buffer_size, *args, **{**buffer_defaults(buffer_size), **kwargs})
+        made[type(self).__name__] += 1
+        super().__init__(buffer_size, *args, **{**buffer_defaults(buffer_size), **kwargs})  # type: ignore[call-arg]
 
 
-class ModeDictRolloutBuffer(NStepDictRolloutBuffer):
-    def __init__(self, buffer_size: int, *args: Any, **kwargs: Any):
-        made["ModeDictRolloutBuffer"] += 1
-        super().__init__(buffer_size, *args, **{**buffer_defaults(buffer_size), **kwargs})
+class ModeRolloutBuffer(InMode, NStepRolloutBuffer):
+    pass
+
+
+class ModeDictRolloutBuffer(InMode, NStepDictRolloutBuffer):
+    pass
+
+
+class ModeMaskableRolloutBuffer(InMode, NStepMaskableRolloutBuffer):
+    pass
+
+
+class ModeMaskableDictRolloutBuffer(InMode, NStepMaskableDictRolloutBuffer):
+    pass
+
+
+class ModeRecurrentRolloutBuffer(InMode, NStepRecurrentRolloutBuffer):
+    pass
+
+
+class ModeRecurrentDictRolloutBuffer(InMode, NStepRecurrentDictRolloutBuffer):
+    pass
 
 
 def buffer_defaults(buffer_size: int) -> dict[str, Any]:
@@ -72,31 +106,66 @@ def buffer_defaults(buffer_size: int) -> dict[str, Any]:
     return {**mode_defaults, "return_horizon": horizon and min(horizon, buffer_size)}
 
 
-OURS = (ModeA2C, ModeRolloutBuffer, ModeDictRolloutBuffer)
-SWAPS: tuple[tuple[ModuleType, str, type], ...] = (
-    (stable_baselines3, "A2C", ModeA2C),
-    (stable_baselines3.a2c, "A2C", ModeA2C),
-    (buffers, "RolloutBuffer", ModeRolloutBuffer),
-    (buffers, "DictRolloutBuffer", ModeDictRolloutBuffer),
-)
+class Subject(NamedTuple):
+    swaps: tuple[tuple[ModuleType, str, type], ...]
+    throughout: bool  # or while test modules are imported
+    named: tuple[type, ...]  # tests that name one of these are run
+    n_touching: int  # how many make an object of ours, at least. Fewer: the swap or the selection has come loose
+    differences: dict[str, dict[str, str]]
+
+
+SUBJECTS = {
+    "stable_baselines3": Subject(
+        swaps=(
+            (stable_baselines3, "A2C", ModeA2C),
+            (stable_baselines3.a2c, "A2C", ModeA2C),
+            (buffers, "RolloutBuffer", ModeRolloutBuffer),
+            (buffers, "DictRolloutBuffer", ModeDictRolloutBuffer),
+        ),
+        throughout=False,
+        named=(ModeA2C, ModeRolloutBuffer, ModeDictRolloutBuffer),
+        n_touching=90,  # 177 of SB3 2.9, 111 of SB3 2.7
+        differences=EXPECTED_DIFFERENCES,
+    ),
+    "sb3_contrib": Subject(
+        swaps=(
+            (on_policy_algorithm, "RolloutBuffer", ModeRolloutBuffer),
+            (on_policy_algorithm, "DictRolloutBuffer", ModeDictRolloutBuffer),
+            (ppo_mask, "MaskableRolloutBuffer", ModeMaskableRolloutBuffer),
+            (ppo_mask, "MaskableDictRolloutBuffer", ModeMaskableDictRolloutBuffer),
+            (ppo_recurrent, "RecurrentRolloutBuffer", ModeRecurrentRolloutBuffer),
+            (ppo_recurrent, "RecurrentDictRolloutBuffer", ModeRecurrentDictRolloutBuffer),
+        ),
+        throughout=True,
+        named=(TRPO, MaskablePPO, RecurrentPPO),
+        n_touching=40,
+        differences={"exact": {}, "horizon": {}},
+    ),
+}
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("conformance")
+    group.addoption("--suite", choices=SUITES, required=True, help="whose tests these are")
     group.addoption("--mode", choices=MODES, required=True, help="the defaults of our classes")
-    group.addoption("--all", action="store_true", help="run all of SB3's tests, to check how those are selected")
+    group.addoption("--all", action="store_true", help="run all of their tests, to check how those are selected")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     mode_defaults.update(MODES[config.option.mode])
-    config.pluginmanager.register(Suite(config))
+    suite = Suite(config)
+    config.pluginmanager.register(suite)
+    if suite.subject.throughout:
+        config.add_cleanup(suite.swapped().close)
 
 
 class Suite:
     """One run: which tests are kept, which are expected to differ, and which made an object of ours."""
 
     def __init__(self, config: pytest.Config):
-        self.mode: str = config.option.mode
+        self.subject = SUBJECTS[config.option.suite]
+        self.differences = self.subject.differences[config.option.mode]
+        self.ours = {our_class.__name__ for _, _, our_class in self.subject.swaps}
         self.runs_all: bool = config.option.all
         self.selected: set[str] = set()
         self.touching: set[str] = set()  # made an object of ours
@@ -104,19 +173,23 @@ class Suite:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_make_collect_report(self, collector: pytest.Collector) -> Generator[None, Any, Any]:
-        with ExitStack() as swapped:
-            if isinstance(collector, pytest.Module):
-                for module, name, our_class in SWAPS:
-                    swapped.enter_context(patch.object(module, name, our_class))
+        is_import = isinstance(collector, pytest.Module) and not self.subject.throughout
+        with self.swapped() if is_import else nullcontext():
             return (yield)
 
+    def swapped(self) -> ExitStack:
+        with ExitStack() as stack:
+            for module, name, our_class in self.subject.swaps:
+                stack.enter_context(patch.object(module, name, our_class))
+            return stack.pop_all()
+
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
-        functions = [item for item in items if isinstance(item, pytest.Function) and item.originalname != NOT_RUN]
-        self.selected = {item.nodeid for item in functions if concerns_us(item)}
+        functions = [item for item in items if isinstance(item, pytest.Function) and item.name not in NOT_RUN]
+        self.selected = {item.nodeid for item in functions if concerns_us(item, self.subject.named)}
         kept = [item for item in functions if self.runs_all or item.nodeid in self.selected]
         config.hook.pytest_deselected(items=[item for item in items if item not in kept])
         items[:] = kept
-        for pattern, reason in EXPECTED_DIFFERENCES[self.mode].items():
+        for pattern, reason in self.differences.items():
             differing = [item for item in kept if matches(item, pattern)]
             for item in differing:
                 item.add_marker(pytest.mark.xfail(reason=reason, strict=True, raises=AssertionError))
@@ -141,12 +214,12 @@ class Suite:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
     def complain_of_too_few(self) -> None:
-        self.complaints += [f"no {our_class.__name__} was made" for our_class in OURS if not made[our_class.__name__]]
-        if len(self.touching) < FEWEST_TESTS:
-            self.complaints.append(f"expected at least {FEWEST_TESTS} tests to make an object of ours")
+        self.complaints += [f"no {name} was made" for name in sorted(self.ours) if not made[name]]
+        if len(self.touching) < self.subject.n_touching:
+            self.complaints.append(f"expected at least {self.subject.n_touching} tests to make an object of ours")
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        counts = ", ".join(f"{made[our_class.__name__]} {our_class.__name__}" for our_class in OURS)
+        counts = ", ".join(f"{made[name]} {name}" for name in sorted(self.ours))
         terminalreporter.write_line(f"conformance: {len(self.touching)} tests made {counts}")
         for complaint in self.complaints:
             terminalreporter.write_line(f"conformance: {complaint}", red=True)
@@ -157,9 +230,10 @@ def matches(item: pytest.Item, pattern: str) -> bool:
     return fnmatchcase(f"{item.path.name}::{item.name}", pattern.replace("[", "[[]"))
 
 
-def concerns_us(item: pytest.Function) -> bool:
+def concerns_us(item: pytest.Function, named: tuple[type, ...]) -> bool:
     """
-    Whether a test can be expected to use our classes, so that a list by hand need not follow SB3's releases.
+    Whether a test can be expected to use our classes, so that a list by hand need not follow releases: whether it names
+    one of ``named``.
 
     Where a test is parametrised with algorithms or buffers, those say it: ``[PPO]`` is not for us, even where the
     test's body asks ``if model_class == A2C``. Otherwise its source does: what it and its fixtures name in their
@@ -168,10 +242,10 @@ def concerns_us(item: pytest.Function) -> bool:
     parameters = list(item.callspec.params.values()) if hasattr(item, "callspec") else []
     chosen = [part for part in walk(parameters) if is_class(part, BaseAlgorithm, buffers.BaseBuffer)]
     if chosen:
-        return any(is_class(part, *OURS) for part in chosen)
+        return any(is_class(part, *named) for part in chosen)
     # pytest has no public way from a test to its fixtures' functions
     fixtures = [fixture.func for defs in item._fixtureinfo.name2fixturedefs.values() for fixture in defs]
-    return any(is_class(part, *OURS) for part in walk([item.function, *fixtures, *parameters], item.module.__name__))
+    return any(is_class(part, *named) for part in walk([item.function, *fixtures, *parameters], item.module.__name__))
 
 
 def is_class(value: object, *bases: type) -> bool:

@@ -1,10 +1,11 @@
-"""Run Stable-Baselines3's own tests with our classes in place of A2C and of its rollout buffers.
+"""Run the tests of Stable-Baselines3 and of sb3-contrib with our classes in place of A2C and of the rollout buffers.
 
-    python tests/conformance/run.py                              # the three modes below
-    python tests/conformance/run.py --mode horizon -- -x -k gae  # one of them, with arguments for pytest
+    python tests/conformance/run.py                              # both, in the modes below
+    python tests/conformance/run.py --suite sb3_contrib          # one of them
+    python tests/conformance/run.py --mode horizon -- -x -k gae  # one mode, with arguments for pytest
     python tests/conformance/run.py --mode exact --all           # does plugin.py's choice of tests miss one?
 
-The tests come from the source distribution of the installed version of Stable-Baselines3, kept in ``.conformance/``.
+The tests come from the source distributions of the installed versions, kept in ``.conformance/``.
 """
 
 import argparse
@@ -28,22 +29,25 @@ MODES: dict[str, dict[str, Any]] = {
     "carry-over": {"return_horizon": 3, "carry_over": True},
 }
 
+# Whose tests, and the modes that they run in
+SUITES = {"stable_baselines3": tuple(MODES), "sb3_contrib": ("exact", "horizon")}
 
-def source_distribution(sb3_version: str) -> Path:
-    """The source distribution of this version, downloaded unless it is here already."""
-    name = f"stable_baselines3-{sb3_version}.tar.gz"
+
+def source_distribution(suite: str) -> Path:
+    """The source distribution of the installed version, downloaded unless it is here already."""
+    name = f"{suite}-{version(suite)}.tar.gz"
     if not (CACHE / name).exists():
         with tempfile.TemporaryDirectory(dir=CACHE) as folder:
             command = [sys.executable, "-m", "pip", "download", "--quiet", "--dest", folder, "--no-deps"]
             # Its metadata are made with the setuptools installed here: isolation would download one more
-            command += ["--no-binary", ":all:", "--no-build-isolation", f"stable-baselines3=={sb3_version}"]
+            command += ["--no-binary", ":all:", "--no-build-isolation", f"{suite}=={version(suite)}"]
             subprocess.run(command, check=True)
             os.replace(Path(folder) / name, CACHE / name)
     return CACHE / name
 
 
 def unpack_tests(archive: Path, folder: Path) -> Path:
-    """SB3's tests, and the file with its settings of pytest, but not SB3 itself: the installed one is imported."""
+    """The tests, and the file with their settings of pytest, but not the package: the installed one is imported."""
     top = archive.name.removesuffix(".tar.gz")
     with tarfile.open(archive) as tar:
         for member in tar.getmembers():
@@ -52,10 +56,10 @@ def unpack_tests(archive: Path, folder: Path) -> Path:
     return folder / top
 
 
-def run_mode(mode: str, folder: Path, arguments: list[str]) -> bool:
-    """Whether pytest, with its settings from SB3, is content. Its output is shown if it is not."""
+def run_mode(suite: str, mode: str, folder: Path, arguments: list[str]) -> bool:
+    """Whether pytest, with the suite's own settings, is content. Its output is shown if it is not."""
     command = [sys.executable, "-m", "pytest", "-c", "pyproject.toml", "--rootdir", ".", "-p", "no:cacheprovider"]
-    command += ["-p", "plugin", "--mode", mode, "--no-header", "-q", "-rfEX", *arguments, "tests"]
+    command += ["-p", "plugin", "--suite", suite, "--mode", mode, "--no-header", "-q", "-rfEX", *arguments, "tests"]
     environment = os.environ | {
         "PYTHONPATH": os.pathsep.join([str(ROOT), str(HERE)]),
         "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",  # neither plugins nor options that happen to be here
@@ -67,22 +71,26 @@ def run_mode(mode: str, folder: Path, arguments: list[str]) -> bool:
     )
     lines = run.stdout.splitlines() or [f"pytest said nothing and returned {run.returncode}"]
     shown = [line for line in lines if line.startswith("conformance: ")] if run.returncode == 0 else lines
-    print("\n".join([*shown, f"{mode}: {lines[-1]}"]), flush=True)
+    print("\n".join([*shown, f"{suite}, {mode}: {lines[-1]}"]), flush=True)
     return run.returncode == 0
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--suite", action="append", choices=SUITES, help="may be repeated (default: each)")
     parser.add_argument("--mode", action="append", choices=MODES, help="may be repeated (default: each)")
-    parser.add_argument("--all", action="store_true", help="run all of SB3's tests, not ours alone")
+    parser.add_argument("--all", action="store_true", help="run all of their tests, not ours alone")
     parser.add_argument("pytest_arguments", nargs="*", help="after --: arguments for pytest")
     args = parser.parse_args()
     CACHE.mkdir(exist_ok=True)
-    archive = source_distribution(version("stable_baselines3"))
     arguments = [*args.pytest_arguments, *(["--all"] if args.all else [])]
-    with tempfile.TemporaryDirectory(dir=CACHE) as folder:
-        tests = unpack_tests(archive, Path(folder))
-        passed = [run_mode(mode, tests, arguments) for mode in args.mode or MODES]
+    passed = []
+    for suite in args.suite or SUITES:
+        archive = source_distribution(suite)
+        with tempfile.TemporaryDirectory(dir=CACHE) as folder:
+            tests = unpack_tests(archive, Path(folder))
+            modes = [mode for mode in SUITES[suite] if mode in (args.mode or MODES)]
+            passed += [run_mode(suite, mode, tests, arguments) for mode in modes]
     return 0 if all(passed) else 1
 
 
