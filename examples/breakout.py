@@ -1,23 +1,27 @@
 """
 Compare stock A2C with NStepA2C on an Atari game: same environments, same settings, several seeds.
 
-Stopped (Ctrl-C, kill) and started again with the same arguments, it goes on where it was.
+Stopped (Ctrl-C, kill) and started again with the same arguments, it goes on where it was. Started by torchrun, its
+processes share the environments of each run, and train it together.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
+import torch.distributed as dist
 from stable_baselines3.common.sb2_compat.rmsprop_tf_like import RMSpropTFLike
 
 from runner import Runner
 from runs import Run, lock
+from together import Together, follow
 
 # RL Zoo's A2C settings for Atari, the same for every arm
 HYPERPARAMS = {
@@ -91,6 +95,7 @@ def make_parser() -> argparse.ArgumentParser:
         "--channels-last", action="store_true", help="channels-last memory format for NStepA2C, which A2C has not"
     )
     parser.add_argument("--jobs", type=count, default=1, help="runs side by side; torch's threads are shared out")
+    parser.add_argument("--checkpoint-seconds", type=count, default=30, help="between two checkpoints of a run")
     parser.add_argument("--out", type=Path, default=Path("runs/breakout"), help="folder of the results")
     return parser
 
@@ -101,6 +106,14 @@ def check(args: argparse.Namespace) -> None:
         values = getattr(args, name)
         if len(set(values)) < len(values):
             raise ValueError(f"--{name}: expected each one once, got {' '.join(map(str, values))}")
+    if dist.is_torchelastic_launched():
+        n_processes = int(os.environ["WORLD_SIZE"])
+        if args.jobs > 1:
+            raise ValueError(f"--jobs: expected 1 under torchrun, where all processes share one run, got {args.jobs}")
+        if args.n_envs % n_processes:
+            raise ValueError(f"--n-envs: expected a multiple of {n_processes}, the processes, got {args.n_envs}")
+        if args.arms == ["a2c"]:
+            raise ValueError("--arms: expected an arm of NStepA2C under torchrun, got a2c alone")
     try:
         frameskip = gym.spec(args.env_id).kwargs.get("frameskip")
     except gym.error.Error as error:
@@ -131,6 +144,10 @@ def main(argv: list[str] | None = None) -> int:
 
     parser = make_parser()
     args = parser.parse_args(argv)
+    launched = dist.is_torchelastic_launched()
+    if launched and int(os.environ["RANK"]) > 0:
+        follow()
+        return 0
     try:
         check(args)
         args.out.mkdir(parents=True, exist_ok=True)
@@ -139,14 +156,17 @@ def main(argv: list[str] | None = None) -> int:
         parser.error(str(error))
     with out_lock:
         runs = [make_run(args, arm, seed) for seed in args.seeds for arm in args.arms]
-        runner = Runner(runs, args.out, args.jobs)
+        if launched:
+            runner: Runner | Together = Together(runs, args.out, args.checkpoint_seconds)
+        else:
+            runner = Runner(runs, args.out, args.jobs, args.checkpoint_seconds)
         with suppress(KeyboardInterrupt):  # the second one: the runs have been killed
             runner.run()
         write_report(args.out)
     runner.say((args.out / "summary.md").read_text())
     if runner.stopping:
         runner.say("Stopped. Start again with the same arguments to go on.")
-        return 130
+        return 128 + runner.stopping
     if runner.failed:
         runner.say(f"Not finished: {', '.join(runner.failed)}. Start again with the same arguments to resume.")
         return 1

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import zipfile
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from PIL import Image
 from scipy import stats
 from stable_baselines3.common.monitor import load_results
 
-from runs import written_whole
+from sb3_nstep.checkpoint import written_whole
 
 SETTINGS = ("n_envs", "env_backend", "n_steps", "return_horizon", "channels_last", "autocast")
 LAST_GAMES = 100
@@ -35,9 +36,11 @@ def read_games(folder: Path) -> pd.DataFrame:
 def read_run(folder: Path) -> dict[str, Any]:
     """A row of ``results.csv``: the settings, how far the run has come, and its result."""
     settings = json.loads((folder / "config.json").read_text())["settings"]
-    zips = [path for path in (folder / "model.zip", folder / "checkpoint.zip") if path.exists()]
-    # The plain attributes of a saved model are JSON: no need to load it.
-    model = json.loads(zipfile.ZipFile(zips[0]).read("data")) if zips else {}
+    model = {}
+    for name in ("checkpoint_before.zip", "checkpoint.zip", "model.zip"):
+        with suppress(FileNotFoundError, KeyError, zipfile.BadZipFile):  # a damaged checkpoint: the one before it
+            # The plain attributes of a saved model are JSON: no need to load it.
+            model = json.loads(zipfile.ZipFile(folder / name).read("data"))
     timesteps, seconds = model.get("num_timesteps", 0), model.get("training_seconds", np.nan)
     games = read_games(folder)
     return {
@@ -106,7 +109,7 @@ def made_with(out: Path) -> str:
     """Versions, machine and commit of the runs; several, where they differ."""
     configs = [json.loads(path.read_text()) for path in sorted(out.glob("*/seed_*/config.json"))]
     starts = pd.DataFrame([start for config in configs for start in config["starts"]])
-    names = ["commit", "Python", "Stable-Baselines3", "PyTorch", "Gymnasium", "ale-py", "cores", "jobs"]
+    names = ["commit", "Python", "Stable-Baselines3", "PyTorch", "Gymnasium", "ale-py", "cores", "jobs", "processes"]
     columns = starts.reindex(columns=names).dropna(axis="columns", how="all")
     return ", ".join(f"{name} {' and '.join(map(str, column.unique()))}" for name, column in columns.items())
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import multiprocessing
 import os
 import signal
@@ -22,7 +21,8 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from stable_baselines3.common.utils import get_system_info
 
-from runs import Run, written_whole
+from runs import Run
+from sb3_nstep.checkpoint import written_whole
 from training import run_process
 
 # Idle OpenMP threads of torch spin for milliseconds otherwise, on the cores that the environments need. Not to spin at
@@ -47,6 +47,18 @@ def provenance() -> dict[str, Any]:
     }
 
 
+def note_start(run: Run, out: Path, made_with: dict[str, Any]) -> Path:
+    """Note in the ``config.json`` of a run that it is started, and return its folder."""
+    folder = out / run.folder
+    folder.mkdir(parents=True, exist_ok=True)
+    config = folder / "config.json"
+    starts = json.loads(config.read_text())["starts"] if config.exists() else []
+    with written_whole(config) as temporary:
+        content = {"settings": run.settings, "starts": [*starts, made_with]}
+        temporary.write_text(json.dumps(content, indent=2) + "\n")
+    return folder
+
+
 @dataclass
 class Child:
     run: Run
@@ -59,16 +71,17 @@ class Child:
 class Runner:
     """The queue of runs: ``jobs`` processes side by side, and what they say on the terminal."""
 
-    def __init__(self, runs: list[Run], out: Path, jobs: int) -> None:
+    def __init__(self, runs: list[Run], out: Path, jobs: int, checkpoint_seconds: float) -> None:
         for variable, value in SHORT_SPIN.items():
             os.environ.setdefault(variable, value)
         self.out = out
         self.jobs = jobs
-        self.provenance = provenance() | {"jobs": jobs}
+        self.checkpoint_seconds = checkpoint_seconds
+        self.provenance = provenance() | {"jobs": jobs, "processes": 1}
         self.waiting = deque(run for run in runs if not (out / run.folder / "game.gif").exists())
         self.children: dict[Connection, Child] = {}
         self.failed: list[str] = []
-        self.stopping = False
+        self.stopping = 0  # the signal that asked for it
         self.timesteps = {run.folder: 0 if run in self.waiting else run.total_timesteps for run in runs}
         self.console = Console()
         self.progress = Progress(
@@ -87,18 +100,13 @@ class Runner:
         self.console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     def start(self, run: Run) -> None:
-        folder = self.out / run.folder
-        folder.mkdir(parents=True, exist_ok=True)
-        config = folder / "config.json"
-        starts = json.loads(config.read_text())["starts"] if config.exists() else []
-        with written_whole(config) as temporary:
-            content = {"settings": run.settings, "starts": [*starts, self.provenance]}
-            temporary.write_text(json.dumps(content, indent=2) + "\n")
-
+        folder = note_start(run, self.out, self.provenance)
         context = multiprocessing.get_context("spawn")
         connection, remote = context.Pipe()
         num_threads = max(1, CORES // self.jobs)
-        process = context.Process(target=run_process, args=(run, folder, remote, num_threads), name=str(run))
+        process = context.Process(
+            target=run_process, args=(run, folder, remote, num_threads, self.checkpoint_seconds), name=str(run)
+        )
         # A terminal sends Ctrl-C to all its processes. A child inherits that it is ignored, and so do its workers: it
         # reaches this process alone, which asks the children to save first.
         handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -107,6 +115,8 @@ class Runner:
         task = self.progress.add_task(str(run), total=run.total_timesteps, text="starting")
         self.children[connection] = Child(run, process, task, time.monotonic() + LINE_SECONDS)
         signal.signal(signal.SIGINT, handler)
+        if self.stopping:  # since it was asked for, all others have been told
+            connection.send("stop")
 
     def receive(self, connection: Connection) -> None:
         child = self.children[connection]
@@ -118,8 +128,7 @@ class Runner:
         if isinstance(message, str):
             self.say(message)
             return
-        mean_return = "n/a" if math.isnan(message.mean_return) else f"{message.mean_return:.2f}"
-        child.text = f"{message.steps_per_second:.0f} steps/s, mean return {mean_return}"
+        child.text = message.text
         self.timesteps[child.run.folder] = message.timesteps
         self.progress.update(child.task, completed=message.timesteps, text=child.text)
         self.show_overall()
@@ -146,6 +155,7 @@ class Runner:
         self.show_overall()
 
     def run(self) -> None:
+        handler = signal.signal(signal.SIGTERM, self.stop)
         with self.progress:
             try:
                 while self.children or (self.waiting and not self.stopping):
@@ -157,13 +167,14 @@ class Runner:
                     except KeyboardInterrupt:
                         if self.stopping:
                             raise
-                        self.stop()
+                        self.stop(signal.SIGINT)
             finally:
+                signal.signal(signal.SIGTERM, handler)
                 for child in self.children.values():
                     child.process.kill()
 
-    def stop(self) -> None:
-        self.stopping = True
+    def stop(self, number: int, _: Any = None) -> None:
+        self.stopping = number
         self.say("Stopping: the runs save a checkpoint. Once more ends them at once.")
         for connection in self.children:
             with suppress(ConnectionError):

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import fcntl
 import json
+import math
 import os
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
@@ -43,13 +42,10 @@ class Status(NamedTuple):
     steps_per_second: float
     mean_return: float  # of the last 100 games, nan before the first has ended
 
-
-@contextmanager
-def written_whole(path: Path) -> Iterator[Path]:
-    """Yield a temporary path that takes the place of ``path``: a kill leaves the old file or the new one."""
-    temporary = path.with_name(f".{path.name}")  # the suffix stays: SB3 and Pillow go by it
-    yield temporary
-    os.replace(temporary, path)
+    @property
+    def text(self) -> str:
+        mean_return = "n/a" if math.isnan(self.mean_return) else f"{self.mean_return:.2f}"
+        return f"{self.steps_per_second:.0f} steps/s, mean return {mean_return}"
 
 
 def lock(folder: Path, timeout: float = 0.0) -> TextIO:

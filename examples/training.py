@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 import traceback
@@ -24,9 +25,10 @@ from stable_baselines3.common.monitor import ResultsWriter
 from stable_baselines3.common.utils import safe_mean
 from stable_baselines3.common.vec_env import SubprocVecEnv, VecEnv, VecFrameStack
 
-from runs import Run, Status, lock, written_whole
+from runs import Run, Status, lock
 from sb3_nstep import NStepA2C
 from sb3_nstep.atari import make_atari_vec_env
+from sb3_nstep.checkpoint import load_checkpoint, save_checkpoint, written_whole
 
 gym.register_envs(ale_py)
 # The workers of SubprocVecEnv import this file too: without this each of them prints a banner.
@@ -34,7 +36,7 @@ ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)
 
 ALGOS: dict[str, type[A2C]] = {"a2c": A2C, "nstep_a2c": NStepA2C}
 
-CHECKPOINT_SECONDS = 30.0
+CHECKPOINTS = ("checkpoint.zip", "checkpoint_before.zip")
 REPORT_SECONDS = 0.5
 LOG_TIMESTEPS = 8_000  # SB3's default of every 100 updates, at 5 x 16 rows an update
 ORPHAN_SECONDS = 20.0  # a run whose parent was killed ends with its next report
@@ -44,13 +46,14 @@ GIF_FRAMES = 600
 GIF_BYTES = 3_000_000
 
 
-def make_env(run: Run) -> VecEnv:
-    """The environments to train in."""
+def make_env(run: Run, n_processes: int = 1) -> VecEnv:
+    """The environments to train in: all of them, or the share of one of the processes that train together."""
+    n_envs = run.n_envs // n_processes
     if run.env_backend == "native":
-        return make_atari_vec_env(run.env_id, run.n_envs, seed=run.seed)
+        return make_atari_vec_env(run.env_id, n_envs, seed=run.seed)
     # Otherwise each worker imports torch for itself, and 16 of them take longer to start than to train for a while.
     set_forkserver_preload(["stable_baselines3", "ale_py"])
-    return make_sb3_env(run, n_envs=run.n_envs, vec_env_cls=SubprocVecEnv)
+    return make_sb3_env(run, n_envs=n_envs, vec_env_cls=SubprocVecEnv)
 
 
 def make_sb3_env(run: Run, **kwargs: Any) -> VecEnv:
@@ -60,18 +63,19 @@ def make_sb3_env(run: Run, **kwargs: Any) -> VecEnv:
 class RunCallback(BaseCallback):
     """Write ``monitor.csv`` and checkpoints, report to the parent, stop when it says so."""
 
-    def __init__(self, run: Run, folder: Path, connection: Connection) -> None:
+    def __init__(self, run: Run, folder: Path, connection: Any, checkpoint_seconds: float) -> None:
         super().__init__()
         self.run = run
         self.folder = folder
         self.connection = connection
+        self.checkpoint_seconds = checkpoint_seconds
         self.stopped = False
 
     def _on_training_start(self) -> None:
         now = time.perf_counter()
         self.started = now - self.model.training_seconds
         self.next_report = now + REPORT_SECONDS
-        self.next_checkpoint = now + CHECKPOINT_SECONDS
+        self.next_checkpoint = now + self.checkpoint_seconds
         self.writer = open_monitor(self.run, self.folder, self.num_timesteps)
 
     def _on_rollout_start(self) -> None:
@@ -83,17 +87,14 @@ class RunCallback(BaseCallback):
         self.report(now)
         self.stopped = self.connection.poll()
         if self.stopped or now >= self.next_checkpoint:
-            self.next_checkpoint = now + CHECKPOINT_SECONDS
-            save(self.model, self.folder / "checkpoint.zip")
+            self.next_checkpoint = now + self.checkpoint_seconds
+            save(self.model, self.folder)
 
     def _on_step(self) -> bool:
         if self.stopped:
             return False
-        for info in self.locals["infos"]:
-            # Monitor sits inside AtariWrapper: unclipped returns of full games, whatever the agent takes for an episode
-            if "episode" in info:
-                seconds = round(time.perf_counter() - self.started, 6)
-                self.writer.write_row(info["episode"] | {"t": seconds, "timesteps": self.num_timesteps})
+        # Monitor sits inside AtariWrapper: unclipped returns of full games, whatever the agent takes for an episode
+        self.write([info["episode"] for info in self.locals["infos"] if "episode" in info])
         return True
 
     def _on_training_end(self) -> None:
@@ -101,15 +102,24 @@ class RunCallback(BaseCallback):
         if not self.stopped:
             self.report(time.perf_counter())
 
+    def write(self, games: list[dict[str, Any]]) -> None:
+        for game in games:
+            seconds = round(time.perf_counter() - self.started, 6)
+            self.writer.write_row(game | {"t": seconds, "timesteps": self.model.num_timesteps})
+
     def report(self, now: float) -> None:
         self.model.training_seconds = now - self.started
         mean_return = safe_mean([episode["r"] for episode in self.model.ep_info_buffer])
         self.connection.send(Status(self.num_timesteps, self.num_timesteps / self.model.training_seconds, mean_return))
 
 
-def save(model: A2C, path: Path) -> None:
-    with written_whole(path) as temporary:
-        model.save(temporary)
+def save(model: A2C, folder: Path) -> None:
+    """Checkpoints are two, the last one and the one before it, should the last one be damaged."""
+    checkpoint, before = folder / CHECKPOINTS[0], folder / CHECKPOINTS[1]
+    if checkpoint.exists():
+        before.unlink(missing_ok=True)
+        os.link(checkpoint, before)
+    save_checkpoint(model, checkpoint)
 
 
 def open_monitor(run: Run, folder: Path, num_timesteps: int) -> ResultsWriter:
@@ -128,25 +138,34 @@ def open_monitor(run: Run, folder: Path, num_timesteps: int) -> ResultsWriter:
     )
 
 
-def load_or_create(run: Run, folder: Path, env: VecEnv) -> A2C:
-    algo, checkpoint = ALGOS[run.algo], folder / "checkpoint.zip"
-    if not checkpoint.exists():
-        model = algo(env=env, seed=run.seed, tensorboard_log=str(folder), **run.hyperparams)
-        model.training_seconds = 0.0  # an attribute, so that it is saved with the parameters or not at all
-        return model
-    model = algo.load(checkpoint, env=env, tensorboard_log=str(folder))
-    # load() has set the seed of the first start again, which would play the same games once more
-    model.set_random_seed(int(np.random.SeedSequence([run.seed, model.num_timesteps]).generate_state(1)[0]) // 2)
+def load_or_create(run: Run, folder: Path, env: VecEnv, callback: RunCallback) -> A2C:
+    for name in CHECKPOINTS:
+        if (folder / name).exists():
+            try:
+                model = load_checkpoint(
+                    ALGOS[run.algo], folder / name, env, force_reset=True, tensorboard_log=str(folder)
+                )
+            except ValueError as error:
+                callback.connection.send(f"{run}: {error}")
+                continue
+            # load() has set the seed of the first start again, which would play the same games once more
+            model.set_random_seed(seed_at(run, model.num_timesteps))
+            callback.connection.send(f"{run}: resumed at step {model.num_timesteps:,}")
+            return model
+    model = ALGOS[run.algo](env=env, seed=run.seed, tensorboard_log=str(folder), **run.hyperparams)
+    model.training_seconds = 0.0  # an attribute, so that it is saved with the parameters or not at all
     return model
 
 
-def train(run: Run, folder: Path, connection: Connection) -> A2C | None:
-    """Train to the end, or return None where the parent asked to stop."""
-    env = make_env(run)
-    model = load_or_create(run, folder, env)
-    if model.num_timesteps > 0:
-        connection.send(f"{run}: resumed at step {model.num_timesteps:,}")
-    callback = RunCallback(run, folder, connection)
+def seed_at(run: Run, timesteps: int) -> int:
+    """What to go on with after a stop, a seed for each point of time."""
+    return int(np.random.SeedSequence([run.seed, timesteps]).generate_state(1)[0]) // 2 if timesteps else run.seed
+
+
+def train(run: Run, folder: Path, callback: RunCallback, n_processes: int = 1) -> A2C | None:
+    """Train to the end, or return None where the callback's parent asked to stop."""
+    env = make_env(run, n_processes)
+    model = load_or_create(run, folder, env, callback)
     model.learn(
         max(0, run.total_timesteps - model.num_timesteps),
         callback,
@@ -157,8 +176,9 @@ def train(run: Run, folder: Path, connection: Connection) -> A2C | None:
     env.close()
     if callback.stopped:
         return None
-    save(model, folder / "model.zip")
-    for checkpoint in folder.glob("*checkpoint.zip"):  # half a one of a killed process, too
+    with written_whole(folder / "model.zip") as temporary:
+        model.save(temporary)
+    for checkpoint in folder.glob("*checkpoint*.zip"):  # half a one of a killed process, too
         checkpoint.unlink()
     return model
 
@@ -197,7 +217,7 @@ def record_game(model: A2C, run: Run, path: Path) -> str:
     return comment
 
 
-def run_process(run: Run, folder: Path, connection: Connection, num_threads: int) -> None:
+def run_process(run: Run, folder: Path, connection: Connection, num_threads: int, checkpoint_seconds: float) -> None:
     """The whole life of the process of one run."""
     try:
         with lock(folder, timeout=ORPHAN_SECONDS):
@@ -205,7 +225,7 @@ def run_process(run: Run, folder: Path, connection: Connection, num_threads: int
             if (folder / "model.zip").exists():
                 model = ALGOS[run.algo].load(folder / "model.zip")
             else:
-                model = train(run, folder, connection)
+                model = train(run, folder, RunCallback(run, folder, connection, checkpoint_seconds))
             if model is not None:
                 connection.send(f"{run}: {record_game(model, run, folder / 'game.gif')}")
     except Exception:

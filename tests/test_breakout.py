@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -24,8 +25,9 @@ from stable_baselines3.common.monitor import ResultsWriter, load_results
 import breakout
 import report
 import training
-from runs import Run, lock, written_whole
+from runs import Run, lock
 from sb3_nstep import NStepA2C
+from sb3_nstep.checkpoint import written_whole
 
 STEPS, N_ENVS = 1_000, 2
 ARMS = ["a2c", "nstep_a2c"]
@@ -66,7 +68,7 @@ def rows(out: Path, arm: str) -> list[str]:
 
 
 class Story:
-    """Four starts of the same command, of which three end badly."""
+    """Five starts of the same command, of which four end badly."""
 
     def __init__(self, out: Path) -> None:
         self.out = out
@@ -87,6 +89,15 @@ class Story:
         self.left_by_interrupt = processes()
         self.summary_of_partial = (out / "summary.md").read_text()
         self.checkpoint_saved = checkpoint.exists()
+        self.kept = rows(out, "nstep_a2c")
+
+        # Of two checkpoints one is left
+        with open(checkpoint, "r+b") as file:
+            file.truncate(1000)
+        process = start(out)
+        wait_for_rows(process, out, more_than=len(self.kept))
+        process.terminate()
+        self.terminated = process.communicate(timeout=300)[0], process.returncode
         self.kept = rows(out, "nstep_a2c")
 
         process, second = start(out), start(out)
@@ -132,6 +143,14 @@ def test_ctrl_c_saves_and_says_how_to_go_on(story: Story) -> None:
     assert "| nstep_a2c | 0 of 1 |" in story.summary_of_partial
 
 
+def test_sigterm_does_the_same_and_a_damaged_checkpoint_costs_no_more_than_itself(story: Story) -> None:
+    output, returncode = story.terminated
+    assert returncode == 128 + signal.SIGTERM
+    assert "Start again with the same arguments" in output
+    assert "Traceback" not in output
+    assert re.search(r"checkpoint\.zip: expected a checkpoint, got a file that is damaged", output)
+
+
 def test_second_process_is_refused(story: Story) -> None:
     output, returncode, holder = story.refused
     assert returncode == 2
@@ -154,7 +173,7 @@ def test_all_files_are_there_at_the_end(story: Story) -> None:
         assert (folder / "game.gif").stat().st_size < 3_000_000
         config = json.loads((folder / "config.json").read_text())
         assert config["settings"]["total_timesteps"] == STEPS
-        assert len(config["starts"]) == {"a2c": 1, "nstep_a2c": 4}[arm]
+        assert len(config["starts"]) == {"a2c": 1, "nstep_a2c": 5}[arm]
         assert config["starts"][0]["Stable-Baselines3"]
     assert "| n/a |" in (story.out / "summary.md").read_text()  # one seed: no interval
 
@@ -199,7 +218,7 @@ def test_gif_is_small_and_says_where_the_game_was_cut(tmp_path: Path, monkeypatc
     env.close()
     # as after a kill between model.zip and game.gif
     connection, remote = multiprocessing.Pipe()
-    training.run_process(run, tmp_path, remote, num_threads=th.get_num_threads())
+    training.run_process(run, tmp_path, remote, num_threads=th.get_num_threads(), checkpoint_seconds=30)
     _, comment = connection.recv().split(": ", 1)
     assert comment.endswith("400 frames, cut off there")
     assert (tmp_path / "game.gif").stat().st_size < 10_000
@@ -346,3 +365,40 @@ def test_lock_dies_with_its_holder(tmp_path: Path) -> None:
     with lock(tmp_path), pytest.raises(BlockingIOError, match=f"process {os.getpid()}"):
         lock(tmp_path)
     lock(tmp_path).close()
+
+
+@pytest.mark.slow
+def test_twenty_kills(tmp_path: Path) -> None:
+    """At random moments, of the whole or of the run alone. Each costs a checkpoint interval at most."""
+    rng = np.random.default_rng(0)
+    out, interval, folder = tmp_path / "out", 1, tmp_path / "out/nstep_a2c/seed_0"
+    arguments = ["--arms", "nstep_a2c", "--steps", "16000", "--checkpoint-seconds", str(interval)]
+    n_kills, n_lost = 0, 0.0
+    while n_kills < 20:
+        process = start(out, *arguments)
+        if rng.random() < 0.8:  # while it trains; otherwise at any moment
+            wait_for_rows(process, out, more_than=len(rows(out, "nstep_a2c")))
+        time.sleep(rng.uniform(0, 3))
+        if process.poll() is not None:
+            break
+        lock_file = folder / ".lock"
+        pid = int(lock_file.read_text() or 0) if rng.random() < 0.5 and lock_file.exists() else process.pid
+        try:
+            os.kill(pid or process.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            process.kill()
+        n_kills += 1
+        process.communicate(timeout=300)
+        wait_until(lambda: not processes(), 60)
+        lived = [float(line.split(",")[2]) for line in rows(out, "nstep_a2c") if line.count(",") == 3]
+        saved = report.read_run(folder)["seconds"] if folder.exists() else np.nan
+        if lived and saved == saved:
+            n_lost = max(n_lost, lived[-1] - saved)
+    output, _ = start(out, *arguments).communicate(timeout=300)
+    assert n_kills == 20, f"it was finished after {n_kills} kills"
+    assert n_lost < interval + training.REPORT_SECONDS + 1.0  # which is how often a run looks at the clock, and a save
+    results = pd.read_csv(out / "results.csv").iloc[0]
+    assert results.finished and results.timesteps == 16_000, output
+    games = load_results(str(folder))
+    assert games["timesteps"].is_monotonic_increasing and len(games) == results.games
+    assert (folder / "game.gif").exists() and not list(folder.glob("*checkpoint*"))
