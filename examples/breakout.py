@@ -8,7 +8,6 @@ processes share the environments of each run, and train it together.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
 from contextlib import suppress
@@ -19,8 +18,8 @@ import gymnasium as gym
 import torch.distributed as dist
 from stable_baselines3.common.sb2_compat.rmsprop_tf_like import RMSpropTFLike
 
-from runner import Runner
-from runs import Run, lock
+from runner import Runner, say_how_it_ended
+from runs import Run, check_settings, lock
 from together import Together, follow
 
 # RL Zoo's A2C settings for Atari, the same for every arm
@@ -125,17 +124,7 @@ def check(args: argparse.Namespace) -> None:
         raise ValueError(f"--out: expected a folder, got the file {args.out}")
     if args.out.is_dir() and any(args.out.iterdir()) and not (args.out / ".lock").exists():
         raise ValueError(f"--out: expected an empty folder or earlier results, got {args.out}, which holds other files")
-    for path in sorted(args.out.glob("*/seed_*/config.json")):
-        got = json.loads(path.read_text())["settings"]
-        if got["arm"] not in ARMS:
-            raise ValueError(f"--out: {path.parent} is of an arm unknown here: {got['arm']}")
-        expected = make_run(args, got["arm"], got["seed"]).settings
-        for name in expected | got:
-            if expected.get(name) != got.get(name):
-                raise ValueError(
-                    f"--out: {path.parent} has other settings: {name}: "
-                    f"expected {expected.get(name)}, got {got.get(name)}"
-                )
+    check_settings(args.out, lambda got: make_run(args, got["arm"], got["seed"]))
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -164,13 +153,7 @@ def main(argv: list[str] | None = None) -> int:
             runner.run()
         write_report(args.out)
     runner.say((args.out / "summary.md").read_text())
-    if runner.stopping:
-        runner.say("Stopped. Start again with the same arguments to go on.")
-        return 128 + runner.stopping
-    if runner.failed:
-        runner.say(f"Not finished: {', '.join(runner.failed)}. Start again with the same arguments to resume.")
-        return 1
-    return 0
+    return say_how_it_ended(runner)
 
 
 if __name__ == "__main__":

@@ -107,7 +107,7 @@ def summary_row(arm: str, runs: pd.DataFrame) -> list[str]:
 
 def made_with(out: Path) -> str:
     """Versions, machine and commit of the runs; several, where they differ."""
-    configs = [json.loads(path.read_text()) for path in sorted(out.glob("*/seed_*/config.json"))]
+    configs = [json.loads(path.read_text()) for path in sorted(out.glob("**/seed_*/config.json"))]
     starts = pd.DataFrame([start for config in configs for start in config["starts"]])
     names = ["commit", "Python", "Stable-Baselines3", "PyTorch", "Gymnasium", "ale-py", "cores", "jobs", "processes"]
     columns = starts.reindex(columns=names).dropna(axis="columns", how="all")

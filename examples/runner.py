@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+import shlex
 import signal
 import subprocess
+import sys
 import time
 from collections import deque
 from contextlib import suppress
@@ -23,7 +25,7 @@ from stable_baselines3.common.utils import get_system_info
 
 from runs import Run
 from sb3_nstep.checkpoint import written_whole
-from training import run_process
+from training import Finish, record_game, run_process
 
 # Idle OpenMP threads of torch spin for milliseconds otherwise, on the cores that the environments need. Not to spin at
 # all slows the network down: GNU's OpenMP, which torch brings on Linux, takes a number instead.
@@ -40,6 +42,7 @@ def provenance() -> dict[str, Any]:
     except (OSError, subprocess.CalledProcessError):
         commit = None
     return {
+        "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
         **get_system_info(print_info=False)[0],
         "ale-py": version("ale-py"),
         "cores": CORES,
@@ -69,16 +72,23 @@ class Child:
 
 
 class Runner:
-    """The queue of runs: ``jobs`` processes side by side, and what they say on the terminal."""
+    """
+    The queue of runs: ``jobs`` processes side by side, and what they say on the terminal.
 
-    def __init__(self, runs: list[Run], out: Path, jobs: int, checkpoint_seconds: float) -> None:
+    :param finish: what a run's process does behind training, to end with the run's ``last_file``
+    """
+
+    def __init__(
+        self, runs: list[Run], out: Path, jobs: int, checkpoint_seconds: float, finish: Finish = record_game
+    ) -> None:
         for variable, value in SHORT_SPIN.items():
             os.environ.setdefault(variable, value)
         self.out = out
         self.jobs = jobs
         self.checkpoint_seconds = checkpoint_seconds
+        self.finish = finish
         self.provenance = provenance() | {"jobs": jobs, "processes": 1}
-        self.waiting = deque(run for run in runs if not (out / run.folder / "game.gif").exists())
+        self.waiting = deque(run for run in runs if not (out / run.folder / run.last_file).exists())
         self.children: dict[Connection, Child] = {}
         self.failed: list[str] = []
         self.stopping = 0  # the signal that asked for it
@@ -105,7 +115,9 @@ class Runner:
         connection, remote = context.Pipe()
         num_threads = max(1, CORES // self.jobs)
         process = context.Process(
-            target=run_process, args=(run, folder, remote, num_threads, self.checkpoint_seconds), name=str(run)
+            target=run_process,
+            args=(run, folder, remote, num_threads, self.checkpoint_seconds, self.finish),
+            name=str(run),
         )
         # A terminal sends Ctrl-C to all its processes. A child inherits that it is ignored, and so do its workers: it
         # reaches this process alone, which asks the children to save first.
@@ -183,3 +195,14 @@ class Runner:
 
 def describe(exitcode: int) -> str:
     return f"exit code {exitcode}" if exitcode > 0 else f"signal {signal.Signals(-exitcode).name}"
+
+
+def say_how_it_ended(runner: Any) -> int:
+    """Last words of a :class:`Runner`, or of all processes :class:`~together.Together`, and the exit code."""
+    if runner.stopping:
+        runner.say("Stopped. Start again with the same arguments to go on.")
+        return 128 + runner.stopping
+    if runner.failed:
+        runner.say(f"Not finished: {', '.join(runner.failed)}. Start again with the same arguments to resume.")
+        return 1
+    return 0

@@ -7,9 +7,10 @@ import json
 import math
 import os
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, TextIO
+from typing import Any, ClassVar, NamedTuple, TextIO
 
 
 @dataclass(frozen=True)
@@ -20,8 +21,9 @@ class Run:
     env_id: str
     total_timesteps: int
     n_envs: int
-    env_backend: str  # "native" or "subproc"
+    env_backend: str  # "native", "subproc" or "minatar"
     hyperparams: dict[str, Any]  # arguments of the algorithm
+    last_file: ClassVar[str] = "game.gif"  # there is nothing left to do where it is
 
     def __str__(self) -> str:
         return f"{self.arm} seed {self.seed}"
@@ -46,6 +48,27 @@ class Status(NamedTuple):
     def text(self) -> str:
         mean_return = "n/a" if math.isnan(self.mean_return) else f"{self.mean_return:.2f}"
         return f"{self.steps_per_second:.0f} steps/s, mean return {mean_return}"
+
+
+def check_settings(out: Path, make_run: Callable[[dict[str, Any]], Run]) -> None:
+    """
+    Whether the runs that ``out`` holds are those that would be started now.
+
+    :param make_run: such a run, for the arm, the seed and the environment of the settings given
+    :raises ValueError: ``out`` holds a run with other settings
+    """
+    for path in sorted(out.glob("**/seed_*/config.json")):
+        got = json.loads(path.read_text())["settings"]
+        try:
+            expected = make_run(got).settings
+        except KeyError:
+            raise ValueError(f"--out: {path.parent} is of an arm unknown here: {got['arm']}") from None
+        for name in expected | got:
+            if expected.get(name) != got.get(name):
+                raise ValueError(
+                    f"--out: {path.parent} has other settings: {name}: "
+                    f"expected {expected.get(name)}, got {got.get(name)}"
+                )
 
 
 def lock(folder: Path, timeout: float = 0.0) -> TextIO:

@@ -44,8 +44,8 @@ class Together:
             signal.signal(number, handler)
         for run in self.runs:
             folder = self.out / run.folder
-            if not self.stopping and not (folder / "game.gif").exists():
-                self.say(f"{run}: {record_game(ALGOS[run.algo].load(folder / 'model.zip'), run, folder / 'game.gif')}")
+            if not self.stopping and not (folder / run.last_file).exists():
+                self.say(f"{run}: {record_game(ALGOS[run.algo].load(folder / 'model.zip'), run, folder)}")
 
     def train(self, run: Run) -> None:
         from report import read_run  # matplotlib is for this process alone

@@ -6,6 +6,7 @@ import os
 import sys
 import time
 import traceback
+from collections.abc import Callable
 from contextlib import suppress
 from multiprocessing import set_forkserver_preload
 from multiprocessing.connection import Connection
@@ -25,6 +26,7 @@ from stable_baselines3.common.monitor import ResultsWriter
 from stable_baselines3.common.utils import safe_mean
 from stable_baselines3.common.vec_env import SubprocVecEnv, VecEnv, VecFrameStack
 
+from minatar_games import make_minatar_env
 from runs import Run, Status, lock
 from sb3_nstep import NStepA2C
 from sb3_nstep.atari import make_atari_vec_env
@@ -35,6 +37,9 @@ gym.register_envs(ale_py)
 ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)
 
 ALGOS: dict[str, type[A2C]] = {"a2c": A2C, "nstep_a2c": NStepA2C}
+
+# Does what is to be done behind training, for a model, its run and the run's folder; returns what there is to say of it
+Finish = Callable[[A2C, Run, Path], str]
 
 CHECKPOINTS = ("checkpoint.zip", "checkpoint_before.zip")
 REPORT_SECONDS = 0.5
@@ -51,6 +56,8 @@ def make_env(run: Run, n_processes: int = 1) -> VecEnv:
     n_envs = run.n_envs // n_processes
     if run.env_backend == "native":
         return make_atari_vec_env(run.env_id, n_envs, seed=run.seed)
+    if run.env_backend == "minatar":
+        return make_minatar_env(run.env_id, n_envs, seed=run.seed)
     # Otherwise each worker imports torch for itself, and 16 of them take longer to start than to train for a while.
     set_forkserver_preload(["stable_baselines3", "ale_py"])
     return make_sb3_env(run, n_envs=n_envs, vec_env_cls=SubprocVecEnv)
@@ -183,7 +190,7 @@ def train(run: Run, folder: Path, callback: RunCallback, n_processes: int = 1) -
     return model
 
 
-def record_game(model: A2C, run: Run, path: Path) -> str:
+def record_game(model: A2C, run: Run, folder: Path) -> str:
     """Play one game, write it as a GIF of less than ``GIF_BYTES`` and return what there is to say of it."""
     env = make_sb3_env(  # which renders in colours
         run,
@@ -208,7 +215,7 @@ def record_game(model: A2C, run: Run, path: Path) -> str:
     )
     env.close()
     comment = f"one game: return {score:g}, {length:,} frames" + (", cut off there" if length >= GAME_FRAMES else "")
-    with written_whole(path) as temporary:
+    with written_whole(folder / run.last_file) as temporary:
         while True:
             frames[0].save(temporary, save_all=True, append_images=frames[1:], duration=60, loop=0, comment=comment)
             if temporary.stat().st_size < GIF_BYTES:
@@ -217,7 +224,9 @@ def record_game(model: A2C, run: Run, path: Path) -> str:
     return comment
 
 
-def run_process(run: Run, folder: Path, connection: Connection, num_threads: int, checkpoint_seconds: float) -> None:
+def run_process(
+    run: Run, folder: Path, connection: Connection, num_threads: int, checkpoint_seconds: float, finish: Finish
+) -> None:
     """The whole life of the process of one run."""
     try:
         with lock(folder, timeout=ORPHAN_SECONDS):
@@ -227,7 +236,7 @@ def run_process(run: Run, folder: Path, connection: Connection, num_threads: int
             else:
                 model = train(run, folder, RunCallback(run, folder, connection, checkpoint_seconds))
             if model is not None:
-                connection.send(f"{run}: {record_game(model, run, folder / 'game.gif')}")
+                connection.send(f"{run}: {finish(model, run, folder)}")
     except Exception:
         with suppress(ConnectionError):  # the parent is gone: there is nobody to tell
             connection.send(f"{run}: {traceback.format_exc()}")
