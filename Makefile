@@ -1,4 +1,5 @@
 # make breakout   set up .venv and run the comparison on Breakout
+# make study      set up .venv and run the study: ARGS="minatar --jobs 2"
 # make test       set up .venv and run the tests
 # make docs       the pages of docs/ as HTML, in docs/_build/html
 # make compat     the tests with the oldest Stable-Baselines3 that is supported
@@ -11,10 +12,13 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 CONSTRAINTS ?= constraints.txt
 
-.PHONY: breakout test check format lint types slow conformance docs compat package fuzz soak benchmark clean
+.PHONY: breakout study test check format lint types slow conformance docs compat package fuzz soak benchmark clean
 
 breakout: $(VENV)/examples
 	$(BIN)/python examples/breakout.py $(ARGS)
+
+study: $(VENV)/study
+	$(BIN)/python examples/study.py $(ARGS)
 
 test: $(VENV)/dev
 	$(BIN)/python -m pytest -m "not slow" $(ARGS)

@@ -18,8 +18,9 @@ import gymnasium as gym
 import torch.distributed as dist
 from stable_baselines3.common.sb2_compat.rmsprop_tf_like import RMSpropTFLike
 
+import runs
 from runner import Runner, say_how_it_ended
-from runs import Run, check_settings, lock
+from runs import Run, lock
 from together import Together, follow
 
 # RL Zoo's A2C settings for Atari, the same for every arm
@@ -101,10 +102,6 @@ def make_parser() -> argparse.ArgumentParser:
 
 def check(args: argparse.Namespace) -> None:
     """:raises ValueError: the arguments do not go together, or not with what ``--out`` holds"""
-    for name in ("seeds", "arms"):
-        values = getattr(args, name)
-        if len(set(values)) < len(values):
-            raise ValueError(f"--{name}: expected each one once, got {' '.join(map(str, values))}")
     if dist.is_torchelastic_launched():
         n_processes = int(os.environ["WORLD_SIZE"])
         if args.jobs > 1:
@@ -120,11 +117,7 @@ def check(args: argparse.Namespace) -> None:
     if frameskip != 1:
         reason = "is no Atari game" if frameskip is None else f"skips frames itself (frameskip={frameskip})"
         raise ValueError(f"--env-id: expected an id like BreakoutNoFrameskip-v4, got {args.env_id}, which {reason}")
-    if args.out.exists() and not args.out.is_dir():
-        raise ValueError(f"--out: expected a folder, got the file {args.out}")
-    if args.out.is_dir() and any(args.out.iterdir()) and not (args.out / ".lock").exists():
-        raise ValueError(f"--out: expected an empty folder or earlier results, got {args.out}, which holds other files")
-    check_settings(args.out, lambda got: make_run(args, got["arm"], got["seed"]))
+    runs.check(args, args.out, lambda got: make_run(args, got["arm"], got["seed"]))
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -144,11 +137,11 @@ def main(argv: list[str] | None = None) -> int:
     except (ValueError, OSError) as error:
         parser.error(str(error))
     with out_lock:
-        runs = [make_run(args, arm, seed) for seed in args.seeds for arm in args.arms]
+        queue = [make_run(args, arm, seed) for seed in args.seeds for arm in args.arms]
         if launched:
-            runner: Runner | Together = Together(runs, args.out, args.checkpoint_seconds)
+            runner: Runner | Together = Together(queue, args.out, args.checkpoint_seconds)
         else:
-            runner = Runner(runs, args.out, args.jobs, args.checkpoint_seconds)
+            runner = Runner(queue, args.out, args.jobs, args.checkpoint_seconds)
         with suppress(KeyboardInterrupt):  # the second one: the runs have been killed
             runner.run()
         write_report(args.out)

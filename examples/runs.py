@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import fcntl
 import json
 import math
@@ -50,14 +51,21 @@ class Status(NamedTuple):
         return f"{self.steps_per_second:.0f} steps/s, mean return {mean_return}"
 
 
-def check_settings(out: Path, make_run: Callable[[dict[str, Any]], Run]) -> None:
+def check(args: argparse.Namespace, out: Path, make_run: Callable[[dict[str, Any]], Run]) -> None:
     """
-    Whether the runs that ``out`` holds are those that would be started now.
-
-    :param make_run: such a run, for the arm, the seed and the environment of the settings given
-    :raises ValueError: ``out`` holds a run with other settings
+    :param make_run: the run that would be started now, for the arm, the seed and the environment of these settings
+    :raises ValueError: an arm or a seed is asked for twice, or ``out`` holds something else than such runs
     """
-    for path in sorted(out.glob("**/seed_*/config.json")):
+    for name in ("seeds", "arms"):
+        values = getattr(args, name)
+        if len(set(values)) < len(values):
+            raise ValueError(f"--{name}: expected each one once, got {' '.join(map(str, values))}")
+    if out.exists() and not out.is_dir():
+        raise ValueError(f"--out: expected a folder, got the file {out}")
+    configs = sorted(out.glob("**/seed_*/config.json"))
+    if out.is_dir() and any(out.iterdir()) and not configs and not (out / ".lock").exists():
+        raise ValueError(f"--out: expected an empty folder or earlier results, got {out}, which holds other files")
+    for path in configs:
         got = json.loads(path.read_text())["settings"]
         try:
             expected = make_run(got).settings

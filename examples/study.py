@@ -16,10 +16,11 @@ from typing import Any, ClassVar
 
 from stable_baselines3 import A2C
 
+import runs
 from breakout import HYPERPARAMS, whole_number
 from minatar_games import MinAtarCNN
 from runner import Runner, say_how_it_ended
-from runs import Run, check_settings, lock
+from runs import Run, lock
 from sb3_nstep.checkpoint import written_whole
 
 N_ENVS = 16
@@ -136,20 +137,20 @@ def main(argv: list[str] | None = None) -> int:
     args = parser.parse_args(argv)
     out = args.out or Path("runs") / args.study
     try:
-        check_settings(out, lambda got: make_run(args, got["env_id"], got["arm"], got["seed"]))
+        runs.check(args, out, lambda got: make_run(args, got["env_id"], got["arm"], got["seed"]))
         out.mkdir(parents=True, exist_ok=True)
         out_lock = lock(out)
     except (ValueError, OSError) as error:
         parser.error(str(error))
     with out_lock:
         # A seed of all arms before the next one: stopped half-way, it can be compared
-        runs = [
+        queue = [
             make_run(args, env_id, arm, seed)
             for seed in args.seeds
             for arm in args.arms
             for env_id in GAMES[args.study]
         ]
-        runner = Runner(runs, out, args.jobs, args.checkpoint_seconds, keep_curve)
+        runner = Runner(queue, out, args.jobs, args.checkpoint_seconds, keep_curve)
         with suppress(KeyboardInterrupt):  # the second one: the runs have been killed
             runner.run()
         write_report(out)

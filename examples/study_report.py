@@ -65,7 +65,7 @@ def final_mean_return(curve: pd.DataFrame) -> float:
 def area_under_curve(curve: pd.DataFrame) -> float:
     """Mean over twenty equal parts, those in which a game ended, of the mean return in each."""
     size = CURVE_LINES // AUC_PARTS
-    return float(np.nanmean([mean_return(curve[start : start + size]) for start in range(0, CURVE_LINES, size)]))
+    return float(pd.Series(mean_return(curve[start : start + size]) for start in range(0, CURVE_LINES, size)).mean())
 
 
 def read_run(folder: Path) -> dict[str, Any]:
@@ -125,7 +125,7 @@ def improvement_over_games(*strata: np.ndarray, axis: int = -1) -> np.ndarray:
 def by_game(summary: pd.DataFrame, arm: str, column: str) -> list[np.ndarray]:
     """The runs of an arm, an array for each game."""
     rows = summary[summary["arm"] == arm]
-    return [runs[column].dropna().to_numpy() for _, runs in rows.groupby("game", sort=True)]
+    return [runs[column].to_numpy() for _, runs in rows.groupby("game", sort=True)]
 
 
 def with_interval(value: float, bounds: tuple[float, float], digits: int = 2) -> str:
@@ -135,10 +135,13 @@ def with_interval(value: float, bounds: tuple[float, float], digits: int = 2) ->
 
 def compare(summary: pd.DataFrame) -> pd.DataFrame:
     """
-    A row for each arm, over the games that all arms have been finished in. Scores are returns as parts of the mean
-    final return of stock A2C in the same game.
+    A row for each arm that has finished runs in all games, none where stock A2C has not. Scores are returns as parts of
+    the mean final return of stock A2C in the same game.
     """
+    summary = summary.dropna(subset="final_mean_return")
     n_games = summary.groupby("arm")["game"].nunique()
+    if STOCK not in n_games or n_games[STOCK] < n_games.max():
+        return pd.DataFrame(columns=["arm"])
     summary = summary[summary["arm"].isin(n_games[n_games == n_games.max()].index)].copy()
     scale = summary[summary["arm"] == STOCK].groupby("game")["final_mean_return"].mean()
     for column in ("final_mean_return", "auc"):
@@ -258,14 +261,14 @@ def plot_curves(curves: pd.DataFrame, arms: Sequence[str], path: Path) -> None:
             runs = [run for _, run in curves[(curves["game"] == game) & (curves["arm"] == arm)].groupby("seed")]
             if not runs:
                 continue
-            parts = np.array(
-                [[mean_return(run[start : start + size]) for start in range(0, CURVE_LINES, size)] for run in runs]
+            parts = pd.DataFrame(
+                [mean_return(run[start : start + size]) for start in range(0, CURVE_LINES, size)] for run in runs
             )
             steps = runs[0]["env_steps"].to_numpy()[size - 1 :: size]
             seconds = np.mean([run["seconds"].ffill().to_numpy()[size - 1 :: size] for run in runs], axis=0)
             for axis, x in ((axes[0, column], steps), (axes[1, column], seconds / 60)):
-                (line,) = axis.plot(x, np.nanmean(parts, axis=0), label=f"{arm} (seeds: {len(runs)})")
-                axis.fill_between(x, parts.min(axis=0), parts.max(axis=0), color=line.get_color(), alpha=0.15)
+                (line,) = axis.plot(x, parts.mean(), label=f"{arm} (seeds: {len(runs)})")
+                axis.fill_between(x, parts.min(), parts.max(), color=line.get_color(), alpha=0.15)
                 axis.grid(alpha=0.3)
         axes[0, column].set(title=game, xlabel="environment steps")
         axes[0, column].xaxis.set_major_formatter(lambda value, _: f"{value / 1000:,.0f}k")
@@ -292,7 +295,7 @@ def write_report(out: Path, arms: Sequence[str] | None = None) -> None:
     summary = pd.DataFrame([read_run(folder) for folder in folders])[COLUMNS]
     with written_whole(out / "summary.csv") as path:
         summary.sort_values(["game", "arm", "seed"]).to_csv(path, index=False)
-    comparison = compare(summary) if STOCK in set(summary["arm"]) else pd.DataFrame(columns=["arm"])
+    comparison = compare(summary)
     with written_whole(out / "summary.md") as path:
         path.write_text(write_summary(out, summary, comparison))
     if len(comparison):

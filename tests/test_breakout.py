@@ -218,7 +218,7 @@ def test_gif_is_small_and_says_where_the_game_was_cut(tmp_path: Path, monkeypatc
     env.close()
     # as after a kill between model.zip and game.gif
     connection, remote = multiprocessing.Pipe()
-    training.run_process(run, tmp_path, remote, num_threads=th.get_num_threads(), checkpoint_seconds=30)
+    training.run_process(run, tmp_path, remote, th.get_num_threads(), 30, training.record_game)
     _, comment = connection.recv().split(": ", 1)
     assert comment.endswith("400 frames, cut off there")
     assert (tmp_path / "game.gif").stat().st_size < 10_000
