@@ -92,10 +92,11 @@ def lock(folder: Path, timeout: float = 0.0) -> TextIO:
             fcntl.flock(lock_file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             break
         except BlockingIOError:
-            if time.monotonic() >= deadline:
-                with lock_file:
-                    lock_file.seek(0)
-                    raise BlockingIOError(f"{folder} is in use by process {lock_file.read()}") from None
+            lock_file.seek(0)
+            holder = lock_file.read()  # nothing, where it has only just begun to hold it
+            if holder and time.monotonic() >= deadline:
+                lock_file.close()
+                raise BlockingIOError(f"{folder} is in use by process {holder}") from None
             time.sleep(0.1)
     lock_file.truncate(0)
     lock_file.write(str(os.getpid()))

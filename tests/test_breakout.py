@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import multiprocessing
 import os
@@ -9,6 +10,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -365,6 +367,16 @@ def test_lock_dies_with_its_holder(tmp_path: Path) -> None:
     with lock(tmp_path), pytest.raises(BlockingIOError, match=f"process {os.getpid()}"):
         lock(tmp_path)
     lock(tmp_path).close()
+
+
+def test_lock_names_a_holder_that_has_only_just_begun(tmp_path: Path) -> None:
+    with open(tmp_path / ".lock", "a") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        late = threading.Timer(0.3, lambda: (held.write("4321"), held.flush()))
+        late.start()
+        with pytest.raises(BlockingIOError, match="in use by process 4321"):
+            lock(tmp_path)
+        late.join()
 
 
 @pytest.mark.slow
