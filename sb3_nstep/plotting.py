@@ -34,7 +34,7 @@ def plot_windows(buffer: NStepMixin, row: int = 0, axes: Axes | None = None) -> 
         raise ValueError(f"row: expected a number from {-n_waiting} to {buffer.buffer_size - 1}, got {row!r}")
     ended = np.concatenate([episode_starts[1:], buffer._last_dones[np.newaxis]]).astype(bool)
     values = np.concatenate([values, buffer._last_values[np.newaxis]])
-    lengths = window_lengths(episode_starts, buffer._last_dones, buffer._horizon)[row + n_waiting].astype(int)
+    lengths = window_lengths(episode_starts, buffer._last_dones, buffer._horizon)[row + n_waiting]
     horizons = np.broadcast_to(buffer._horizon, n_envs)
 
     if axes is None:

@@ -128,11 +128,13 @@ def vtrace_advantages(rollout: Rollout, rho: Array, *, gamma: float, horizon: Ho
     return out
 
 
-def window_lengths(episode_starts: Array, last_dones: Array, horizon: Horizon) -> Floats:
+def window_lengths(episode_starts: Array, last_dones: Array, horizon: Horizon) -> Array:
     """How many rows each row's window holds: ``[T, E]``, min(N, rows to the end of the episode or of T)."""
-    weights = np.empty(episode_starts.shape)
-    _fill_discounts(weights, episode_starts, last_dones, 1.0)
-    return windowed_sum(np.ones_like(weights), weights, horizon)
+    rows = np.arange(len(episode_starts))[:, np.newaxis]
+    ends = np.concatenate([episode_starts[1:], [last_dones]]).astype(bool)
+    ends[-1] = True
+    last = np.minimum.accumulate(np.where(ends, rows, len(rows))[::-1])[::-1]
+    return np.minimum(last - rows + 1, horizon)
 
 
 def windowed_sum(x: Floats, w: Floats, horizon: Horizon) -> Floats:
