@@ -158,6 +158,12 @@ class NStepMixin(RolloutBuffer):
     def drop(self) -> None:
         """Forget all rows, of this rollout and of those before it."""
         self._has_targets = False
+        self._n_loaded = 0
+
+    @property
+    def is_loaded(self) -> bool:
+        """Whether the rows that wait for the next rollout are those of :meth:`load_state_dict`."""
+        return self._n_loaded > 0
 
     def end_streams(self) -> None:
         """

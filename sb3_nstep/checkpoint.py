@@ -15,6 +15,7 @@ import torch as th
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.type_aliases import GymEnv
 
+from sb3_nstep import distributed
 from sb3_nstep.buffers import NStepMixin
 from sb3_nstep.targets import Array
 
@@ -65,7 +66,7 @@ def load_checkpoint(
     :param force_reset: ``False``: they are where they were when the model was saved. ``True``: they begin anew, and the
         windows of the waiting rows end there, as at any reset from outside
     :param kwargs: for ``algorithm.load``
-    :return: the model
+    :return: the model. In a torch.distributed process group its windows begin empty: the waiting rows are one rank's
     :raises ValueError: if the file is damaged
     """
     path = pathlib.Path(path)
@@ -85,7 +86,8 @@ def load_checkpoint(
         state = dict(np.load(io.BytesIO(member), allow_pickle=False))
         if isinstance(model.rollout_buffer, NStepMixin):
             model.rollout_buffer.load_state_dict(_part(state, "rows."))
-        _set_random_states(_part(state, "random."))
+        if distributed.rank() == 0:  # whose they are; the same on all ranks, all would act alike
+            _set_random_states(_part(state, "random."))
     return model
 
 

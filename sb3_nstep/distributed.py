@@ -110,6 +110,9 @@ class Ranks:
         :param reset_num_timesteps: of ``learn``
         :return: these two, as rank 0 has them
         """
+        buffer: NStepMixin = self.model.rollout_buffer  # type: ignore[assignment]
+        if buffer.is_loaded:
+            buffer.drop()  # a checkpoint has those of one rank
         counts = ("num_timesteps", "_n_updates")
         file = io.BytesIO()
         if self.rank == 0:

@@ -23,6 +23,7 @@ from stable_baselines3.common.torch_layers import FlattenExtractor
 from stable_baselines3.common.vec_env import VecEnv, VecMonitor, VecNormalize
 
 from sb3_nstep import NStepA2C
+from sb3_nstep.checkpoint import load_checkpoint, save_checkpoint
 from sb3_nstep.distributed import merged
 from scripted import vec_env
 
@@ -183,6 +184,27 @@ def refuse(rank: int, folder: Path) -> list[str]:
     return messages
 
 
+def resume(rank: int, folder: Path) -> Any:
+    """From a checkpoint of rank 0, whose waiting rows are its own: loaded by rank 0 alone, and by both."""
+    resumed = []
+    path = folder / "resumed.zip"
+    with closing(envs(rank)) as env:
+        model = build(env, policy="MlpPolicy")
+        model.learn(64)
+        if rank == 0:
+            save_checkpoint(model, path)
+    for ranks in ((0,), (0, 1)):
+        dist.barrier()
+        with closing(envs(rank)) as env:
+            model = build(env, policy="MlpPolicy")
+            if rank in ranks:
+                model = load_checkpoint(NStepA2C, path, env, force_reset=True)
+            model.learn(64, reset_num_timesteps=False)
+            acted = [int(step.action) for lived in env.get_attr("lived") for step in lived]
+            resumed.append((model.num_timesteps, model._n_updates, parameters(model), acted))
+    return resumed
+
+
 class Accident(BaseCallback):
     def __init__(self, happen: Callable[[], Any]) -> None:
         super().__init__()
@@ -209,7 +231,7 @@ def die() -> None:
 
 # Name, what each rank does, seconds that it waits for the other. The last one takes a rank with it
 JOBS: list[tuple[str, Callable[[int, Path], Any], float]] = [
-    *((job.__name__, job, 60.0) for job in (update, count, seed, start, stop, normalize, refuse)),
+    *((job.__name__, job, 60.0) for job in (update, count, seed, start, stop, resume, normalize, refuse)),
     ("hang", partial(suffer, happen=partial(time.sleep, 5.0)), 2.0),
     ("die", partial(suffer, happen=die), 60.0),
 ]
@@ -282,6 +304,14 @@ def test_a_stop_of_one_is_a_stop_of_all(told: Any) -> None:
     assert stopped == stopped_1 == (2 * 16 + 2 * (2 + 4), 1, 0)
     assert after == after_1 == (stopped[0] + 64, 1 + 3)
     np.testing.assert_array_equal(first, second)
+
+
+def test_a_checkpoint_has_the_waiting_rows_of_one_rank(told: Any) -> None:
+    for (n_steps, n_updates, first, acted), (*counts_1, second, acted_1) in zip(*told("resume"), strict=True):
+        # Four rollouts of 16 steps, and four more: N = 6, windows begin empty both times
+        assert (n_steps, n_updates) == tuple(counts_1) == (128, 3 + 3)
+        np.testing.assert_array_equal(first, second)
+        assert acted != acted_1  # the random states are one rank's as well
 
 
 def test_statistics_of_vec_normalize_are_those_of_all_ranks(told: Any) -> None:
