@@ -16,6 +16,7 @@ from stable_baselines3.common.buffers import RolloutBuffer
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback, Schedule
 
+from sb3_nstep import distributed
 from sb3_nstep.buffers import NStepMixin
 from sb3_nstep.targets import Horizon, window_lengths
 
@@ -105,11 +106,16 @@ class _HorizonMixin(OnPolicyAlgorithm):
         super().__init__(*args, **kwargs)
 
     def _setup_model(self) -> None:
+        if self.rollout_buffer_class not in (None, *_N_STEP_CLASSES):
+            raise ValueError(f"rollout_buffer_class: expected None, got {self.rollout_buffer_class!r}")
+        if self.rollout_buffer_kwargs:
+            raise ValueError(
+                f"rollout_buffer_kwargs: expected none, got {self.rollout_buffer_kwargs!r}. N is return_horizon, an "
+                f"argument of {type(self).__name__}"
+            )
         super()._setup_model()
         # In place of the buffer just built, whose class is the one that a zip names
         stock: Any = self.rollout_buffer
-        if type(stock) not in _N_STEP_CLASSES:
-            raise ValueError(f"rollout_buffer_class: expected None, got {self.rollout_buffer_class!r}")
         states = {"hidden_state_shape": stock.hidden_state_shape} if isinstance(self, RecurrentPPO) else {}
         self.rollout_buffer = _N_STEP_CLASSES[type(stock)](
             self.n_steps,
@@ -122,6 +128,14 @@ class _HorizonMixin(OnPolicyAlgorithm):
             return_horizon=self.return_horizon,
             **states,
         )
+
+    def _setup_learn(self, *args: Any, **kwargs: Any) -> Any:
+        if (n_ranks := distributed.n_ranks()) > 1:
+            raise ValueError(
+                f"{type(self).__name__} trains in one process, got a torch.distributed process group of {n_ranks}, "
+                "each of which would train a model of its own. NStepA2C averages gradients over them"
+            )
+        return super()._setup_learn(*args, **kwargs)
 
 
 class NStepRecurrentPPO(_HorizonMixin, RecurrentPPO):
@@ -158,6 +172,12 @@ class _A2CMixin(_HorizonMixin):
         policy_kwargs: dict[str, Any] | None = None,
         **kwargs: Any,
     ):
+        for name in (*_ONE_UPDATE, "carry_over", "correction"):
+            if name in kwargs:
+                raise ValueError(
+                    f"{name}: {type(self).__name__} has no such argument. It makes one update with all rows of the "
+                    "rollout, and none of them waits for the next one"
+                )
         policy_kwargs = dict(policy_kwargs or {})
         if use_rms_prop and "optimizer_class" not in policy_kwargs:
             policy_kwargs["optimizer_class"] = th.optim.RMSprop
@@ -207,12 +227,13 @@ class NStepMaskableA2C(_A2CMixin, MaskablePPO):
     """
     A2C with invalid action masking and N-step targets: sb3-contrib's ``MaskablePPO``, reduced to A2C's update.
     Policies, ``predict(action_masks=…)``, ``learn(use_masking=…)`` and what an environment has to offer are those of
-    ``MaskablePPO``. Takes A2C's arguments, in its order as far as ``use_rms_prop`` and by keyword from there on:
+    ``MaskablePPO``. Takes A2C's arguments, in its order as far as ``use_rms_prop`` and by keyword from there on, but
+    for those of the rollout buffer, and for ``use_sde`` and ``sde_sample_freq``, which ``MaskablePPO`` has not:
 
     :param return_horizon: N, the environment steps that a target looks ahead before it bootstraps: an int, or one per
         environment. ``None``: the length of the rollout, as in A2C
-    :raises ValueError: if it is neither, if ``rollout_buffer_class`` is given, or if ``normalize_advantage`` is asked
-        for the single row of ``n_steps=1`` in one environment
+    :raises ValueError: if it is neither, if an argument is given that belongs to PPO or to ``NStepA2C`` alone, or if
+        ``normalize_advantage`` is asked for the single row of ``n_steps=1`` in one environment
 
     Not that of :class:`~sb3_nstep.NStepA2C`: windows are shortened at the rollout's end (no ``carry_over``, and so no
     ``correction``), N has no schedule, integer rewards lose the fraction that a time limit adds. Dropout and batch
@@ -225,5 +246,5 @@ class NStepRecurrentA2C(_A2CMixin, RecurrentPPO):
     A2C for LSTM policies, with N-step targets: sb3-contrib's ``RecurrentPPO``, reduced to A2C's update. Policies and
     their states are those of ``RecurrentPPO``. The gradient goes back through time as far as the rollout's first row;
     in one environment, drawn at random, it is cut once more, where sb3-contrib's buffer begins its batch.
-    Arguments, and what it does not do: those of :class:`NStepMaskableA2C`.
+    Arguments, and what it does not do: those of :class:`NStepMaskableA2C`; it has ``use_sde`` and ``sde_sample_freq``.
     """

@@ -56,6 +56,11 @@ def rank() -> int:
     return dist.get_rank() if _is_initialized() else 0
 
 
+def n_ranks() -> int:
+    """The number of processes in the process group, 1 where there is none."""
+    return dist.get_world_size() if _is_initialized() else 1
+
+
 class _Start(NamedTuple):
     """What rank 0 begins ``learn`` with, and all others with it."""
 
@@ -100,7 +105,7 @@ class Ranks:
     @classmethod
     def join(cls, model: A2C) -> "Ranks | None":
         """The ranks of the process group. ``None`` if there is none, or no other process in it."""
-        return cls(model) if _is_initialized() and dist.get_world_size() > 1 else None
+        return cls(model) if n_ranks() > 1 else None
 
     def start(self, total_timesteps: int, reset_num_timesteps: bool) -> tuple[int, bool]:
         """

@@ -1,5 +1,7 @@
 """A picture of the rows and the windows of a rollout buffer. The only module that imports matplotlib."""
 
+from numbers import Integral
+
 import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.axes import Axes
@@ -15,14 +17,21 @@ def plot_windows(buffer: NStepMixin, row: int = 0, axes: Axes | None = None) -> 
     episode ends, and the window of one row with what it bootstraps from and the target G.
 
     For a buffer whose targets are computed: ``model.rollout_buffer`` after ``learn()``, or in ``_on_rollout_end`` of a
-    callback. To the reward of a row cut by a time limit SB3 has added γ V(final observation).
+    callback. To the reward of a row cut by a time limit SB3 has added γ V(final observation), and a new ``learn()`` in
+    the middle of an episode ends it likewise. V-trace's G is drawn with the rewards and V that were recorded, of which
+    it is not the sum.
 
-    :param buffer: an N-step buffer, of any algorithm
+    :param buffer: an N-step buffer, of any algorithm. A rollout of more than 80 rows is drawn small: narrow the limits
+        of the axes then
     :param row: whose window is drawn, counted from the rollout's first row; rows that waited for it are negative
     :param axes: where to draw; ``None``: on a figure of its own
     :return: the axes
-    :raises ValueError: if the buffer holds no targets, or not this row
+    :raises ValueError: if it is no such buffer, holds no targets, or not this row
     """
+    if not isinstance(buffer, NStepMixin):
+        raise ValueError(f"buffer: expected an N-step buffer, as model.rollout_buffer, got {buffer!r}")
+    if not isinstance(row, Integral) or isinstance(row, bool):
+        raise ValueError(f"row: expected a whole number, got {row!r}")
     if not buffer._has_targets:
         raise ValueError("buffer: expected one whose targets are computed, got one in the middle of a rollout")
     rewards, values, returns, episode_starts = (
@@ -38,7 +47,9 @@ def plot_windows(buffer: NStepMixin, row: int = 0, axes: Axes | None = None) -> 
     horizons = np.broadcast_to(buffer._horizon, n_envs)
 
     if axes is None:
-        _, axes = plt.subplots(figsize=(max(5.0, 2.5 + 0.35 * n_rows), 1.2 + 0.55 * n_envs), layout="constrained")
+        _, axes = plt.subplots(
+            figsize=(np.clip(2.5 + 0.35 * n_rows, 5.0, 30.0), 1.2 + 0.55 * n_envs), layout="constrained"
+        )
     numbers = np.arange(n_rows) - n_waiting
     for env in range(n_envs):
         axes.plot(numbers, np.full(n_rows, env), "o", color="0.6", markersize=4)

@@ -2,7 +2,7 @@
 RL Baselines3 Zoo with ``nstep_a2c`` among its algorithms: ``python -m sb3_nstep.zoo train --algo nstep_a2c --env …``.
 
 The Zoo finds algorithms, samplers and converters in dictionaries: :func:`register` adds to them. It takes a module with
-a dictionary ``hyperparams`` for ``--conf-file``: this one, where none is given.
+a dictionary ``hyperparams`` for ``--conf-file``: this one, where none is given and no run is continued.
 """
 
 import argparse
@@ -35,19 +35,27 @@ SCRIPTS = {
     "plot_from_file": "rl_zoo3.plots",
 }
 
-# The Zoo's for A2C, as installed. N is written out, so that T (n_steps) changes without it: the furthest that the Zoo's
-# targets look, which is their n_steps, or A2C's default
-hyperparams: dict[str, dict[str, Any]] = {
-    env_id: {"return_horizon": settings.get("n_steps", 5), **settings}
-    for env_id, settings in yaml.safe_load(
-        (Path(rl_zoo3.__file__).parent / "hyperparams" / "a2c.yml").read_text(encoding="utf-8")
-    ).items()
-}
-# Elsewhere T stays the Zoo's: on Breakout alone did we compare (README.md: T = 1, N = 5)
-hyperparams["atari"]["n_steps"] = 1
+# The Zoo's own settings for A2C, as installed
+A2C_CONF_FILE = Path(rl_zoo3.__file__).parent / "hyperparams" / "a2c.yml"
 
 SAMPLED_N_STEPS = (1, 2, 4, 8, 16, 32, 64)
 SAMPLED_RETURN_HORIZON = (2, 4, 8, 16, 32, 64)
+
+
+def __getattr__(name: str) -> dict[str, dict[str, Any]]:
+    """
+    ``hyperparams``, which the Zoo empties as it reads: new ones each time. N is written out, so that T (n_steps)
+    changes without it: the furthest that the Zoo's targets look, which is their n_steps, or A2C's default.
+    """
+    if name != "hyperparams":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    hyperparams = {
+        env_id: {"return_horizon": settings.get("n_steps", 5), **settings}
+        for env_id, settings in yaml.safe_load(A2C_CONF_FILE.read_text(encoding="utf-8")).items()
+    }
+    # Elsewhere T stays the Zoo's: on Breakout alone did we compare (README.md: T = 1, N = 5)
+    hyperparams["atari"]["n_steps"] = 1
+    return hyperparams
 
 
 class _ShortRollouts:
@@ -108,8 +116,12 @@ def _default_conf_file() -> list[str]:
     parser = argparse.ArgumentParser(add_help=False)
     parser.add_argument("--algo")
     parser.add_argument("-conf", "--conf-file")
+    parser.add_argument("-i", "--trained-agent")
     given, _ = parser.parse_known_args()
-    return ["--conf-file", "sb3_nstep.zoo"] if given.algo == ALGO and given.conf_file is None else []
+    if given.algo != ALGO or given.conf_file is not None:
+        return []
+    # What is continued brings its T and N with it
+    return ["--conf-file", str(A2C_CONF_FILE) if given.trained_agent else "sb3_nstep.zoo"]
 
 
 if __name__ == "__main__":

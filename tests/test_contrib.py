@@ -18,6 +18,7 @@ from sb3_contrib import TRPO, MaskablePPO, RecurrentPPO
 from sb3_contrib.common.maskable.buffers import MaskableRolloutBuffer
 from sb3_contrib.common.recurrent.type_aliases import RNNStates
 from stable_baselines3 import A2C, PPO
+from stable_baselines3.common.buffers import RolloutBuffer
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.vec_env import DummyVecEnv
 
@@ -477,14 +478,15 @@ def test_arguments_are_those_of_a2c(algorithm: Any) -> None:
     for name in ("total_timesteps", "callback", "log_interval", "tb_log_name"):
         assert learn[0][name].default == learn[1][name].default
     policy = "MlpLstmPolicy" if algorithm is NStepRecurrentA2C else "MlpPolicy"
-    for argument in ("batch_size", "n_epochs", "clip_range", "clip_range_vf", "target_kl"):
-        with pytest.raises(TypeError, match=f"multiple values for keyword argument '{argument}'"):
+    for argument in ("batch_size", "n_epochs", "clip_range", "clip_range_vf", "target_kl", "carry_over", "correction"):
+        with pytest.raises(ValueError, match=f"{argument}: {algorithm.__name__} has no such argument"):
             algorithm(policy, masks(), **{argument: 2})
     for horizon in (0, 1.5, [1]):
         with pytest.raises(ValueError, match="return_horizon: expected"):
             algorithm(policy, masks(), return_horizon=horizon)
     with pytest.raises(ValueError, match="normalize_advantage: expected"):
         algorithm(policy, masks(1), n_steps=1, normalize_advantage=True)
+    algorithm(policy, masks(2), n_steps=1, normalize_advantage=True)  # two rows have a spread
 
 
 def test_a_buffer_class_is_refused() -> None:
@@ -510,8 +512,13 @@ def test_zips(tmp_path: Path, ours: Any, stock: Any) -> None:
     assert th.equal(parameters(opened), parameters(model))
     again = ours.load(tmp_path / "model.zip", masks(3, masks=False), device="cpu", return_horizon=[1, 2, 3]).learn(30)
     assert again.rollout_buffer.mean_window < 3
+    assert again.rollout_buffer.return_horizon == [1, 2, 3]
     with pytest.raises(ValueError, match="return_horizon: expected"):
         ours.load(tmp_path / "model.zip", return_horizon=0)
+    with pytest.raises(ValueError, match=r"rollout_buffer_kwargs: expected none, got .*N is return_horizon"):
+        ours.load(tmp_path / "model.zip", rollout_buffer_kwargs={"return_horizon": 7})
+    with pytest.raises(ValueError, match="rollout_buffer_class: expected None"):
+        ours.load(tmp_path / "model.zip", rollout_buffer_class=RolloutBuffer)
 
     stock(policy, masks(2, masks=False), n_steps=5, n_epochs=7, batch_size=2, device="cpu").save(tmp_path / "stock.zip")
     model = ours.load(tmp_path / "stock.zip", masks(2, masks=False), device="cpu", return_horizon=2).learn(20)
@@ -519,8 +526,13 @@ def test_zips(tmp_path: Path, ours: Any, stock: Any) -> None:
 
 
 def test_logged_values() -> None:
-    model = NStepMaskableA2C("MlpPolicy", masks(), n_steps=5, device="cpu").learn(40)
-    assert 1.0 <= model.logger.name_to_value["train/n_step_mean"] <= 3.0
+    model = NStepMaskableA2C("MlpPolicy", masks(), n_steps=5, return_horizon=4, device="cpu").learn(40)
+    lengths = []
+    for starts in model.rollout_buffer.episode_starts.T:
+        for t in range(5):
+            to_end = next((i for i in range(1, 5 - t) if starts[t + i]), 5 - t)
+            lengths.append(min(4, to_end))
+    assert model.logger.name_to_value["train/n_step_mean"] == np.mean(lengths)
     assert model.logger.name_to_value["train/n_updates"] == 4
 
 

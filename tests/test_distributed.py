@@ -24,6 +24,7 @@ from stable_baselines3.common.vec_env import VecEnv, VecMonitor, VecNormalize
 
 from sb3_nstep import NStepA2C
 from sb3_nstep.checkpoint import load_checkpoint, save_checkpoint
+from sb3_nstep.contrib import NStepRecurrentA2C
 from sb3_nstep.distributed import merged
 from scripted import vec_env
 
@@ -181,7 +182,9 @@ def refuse(rank: int, folder: Path) -> list[str]:
         with closing(env), pytest.raises(ValueError) as error:
             build(env).learn(100)
         messages.append(str(error.value))
-    return messages
+    with closing(envs(rank)) as env, pytest.raises(ValueError) as error:
+        NStepRecurrentA2C("MlpLstmPolicy", env).learn(100)
+    return [*messages, str(error.value)]
 
 
 def resume(rank: int, folder: Path) -> Any:
@@ -352,7 +355,7 @@ def test_what_does_not_fit_together_is_refused_by_all(told: Any) -> None:
     of_first, of_second = told("refuse")
     assert of_first == of_second
     expected = ["n_steps: .* got [4, 5]", "return_horizon, carry_over: .* got [6, 4]", "n_envs: .* got [1, 2]"]
-    expected.append("statistics of VecNormalize: ")
+    expected += ["statistics of VecNormalize: ", "NStepRecurrentA2C trains in one process, got "]
     for message, parts in zip(of_first, (text.split(".*") for text in expected), strict=True):
         assert message.startswith(parts[0]) and message.endswith(parts[-1] if len(parts) > 1 else "")
 

@@ -6,7 +6,9 @@ from typing import Any
 import matplotlib.pyplot as plt
 import numpy as np
 import pytest
+from gymnasium import spaces
 from matplotlib.axes import Axes
+from stable_baselines3.common.buffers import RolloutBuffer
 
 from sb3_nstep.contrib import NStepMaskableA2C, NStepRecurrentA2C
 from sb3_nstep.plotting import plot_windows
@@ -107,6 +109,37 @@ def test_draws_where_it_is_told() -> None:
 def test_row_that_is_not_there(row: int) -> None:
     with pytest.raises(ValueError, match=rf"row: expected a number from -2 to 2, got {row}"):
         draw(row, n_rollouts=2, n_steps=3, return_horizon=3)
+
+
+@pytest.mark.parametrize("row", [1.5, None, True, "1"])
+def test_row_that_is_no_number(row: Any) -> None:
+    with pytest.raises(ValueError, match=f"row: expected a whole number, got {row!r}"):
+        draw(row)
+
+
+def test_what_is_no_n_step_buffer() -> None:
+    for wrong in (RolloutBuffer(4, spaces.Box(-1, 1), spaces.Discrete(2)), build(vec_env(ENDLESS))):
+        with pytest.raises(ValueError, match="buffer: expected an N-step buffer, as"):
+            plot_windows(wrong)
+
+
+def test_all_that_is_drawn_is_in_sight() -> None:
+    axes = draw(row=1, n_steps=5, return_horizon=2, carry_over=False)
+    dots = [line for line in axes.lines if line.get_color() == "0.6"]
+    assert [line.get_xdata().tolist() for line in dots] == [[0, 1, 2, 3, 4]] * 2
+    (left, right), (bottom, top) = sorted(axes.get_xlim()), sorted(axes.get_ylim())
+    points = [(x, line.get_ydata()[0]) for line in axes.lines for x in line.get_xdata()]
+    assert all(left < x < right and bottom < y < top for x, y in points)
+    # each reward above the dot of its row
+    rewards = {text.xy: text.get_text() for text in axes.texts if "=" not in text.get_text() and text.get_text()}
+    assert {(x, round(y)): text for (x, y), text in rewards.items()} == {
+        (0, 0): "1", (2, 0): "2", (4, 0): "2", (1, 1): "1", (3, 1): "1"
+    }  # fmt: skip
+
+
+def test_long_rollout_is_no_wider_than_a_wall() -> None:
+    axes = draw(row=0, n_steps=2048, return_horizon=5, carry_over=False)
+    assert axes.figure.get_size_inches()[0] <= 30
 
 
 def test_buffer_without_targets() -> None:

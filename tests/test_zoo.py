@@ -101,6 +101,30 @@ def test_trial_and_what_continues_with_it(folder: Path) -> None:
     assert continued._n_updates >= 23  # those of the model that it continues
 
 
+def test_what_is_continued_keeps_its_horizon(folder: Path) -> None:
+    """Not the one that comes with the package: it is asked for where a run begins."""
+    settings = ["return_horizon:7", "n_steps:3", "correction:'vtrace'"]
+    zoo(folder, "train", *CARTPOLE, "-f", "first", "-n", "48", "--eval-freq", "-1", "-params", *settings)
+    model = "first/nstep_a2c/CartPole-v1_1/CartPole-v1.zip"
+    zoo(folder, "train", *CARTPOLE, "-f", "second", "-n", "24", "--eval-freq", "-1", "-i", model)
+    continued = NStepA2C.load(folder / "second/nstep_a2c/CartPole-v1_1/CartPole-v1.zip")
+    assert (continued.return_horizon, continued.n_steps, continued.correction) == (7, 3, "vtrace")
+
+
+def test_several_runs_in_one_script(tmp_path: Path) -> None:
+    """The Zoo writes into the hyperparameters that it is given, and takes keys out."""
+    script = """
+import sys, rl_zoo3.train, sb3_nstep.zoo
+sb3_nstep.zoo.register()
+arguments = "x --algo nstep_a2c --env CartPole-v1 -n 40 --eval-freq -1 --conf-file sb3_nstep.zoo".split()
+for more in (["-params", "return_horizon:2"], []):
+    sys.argv = [*arguments, *more]
+    rl_zoo3.train.train()
+"""
+    python(tmp_path, "-c", script)
+    assert [saved_hyperparams(tmp_path, run)["return_horizon"] for run in (1, 2)] == [2, 5]
+
+
 def test_hyperparameters_that_end_in_nan_end_the_trial_and_not_the_study(folder: Path) -> None:
     nan = ["-params", "vf_coef:float('nan')"]
     zoo(folder, "train", *CARTPOLE, *STUDY, *nan, "-optimize", "-n", "4000", "--n-trials", "2")
@@ -124,9 +148,13 @@ def objective(trial):
 
 study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
 study.optimize(objective, n_trials=60)
-atari = zoo.hyperparams["atari"]
-print(atari["n_steps"], atari["return_horizon"], *zoo.hyperparams)
+assert {trial.params["return_horizon"] for trial in study.trials} == {2, 4, 8, 16, 32, 64}
+assert {trial.params["n_steps"] for trial in study.trials} == {1, 2, 4, 8, 16, 32, 64}
+assert {trial.params["carry_over"] for trial in study.trials} == {False, True}
+for env_id, settings in zoo.hyperparams.items():
+    print(env_id, settings.get("n_steps", 5), settings["return_horizon"])
 """
-    printed = python(tmp_path, "-c", script).split()
-    assert printed[:2] == ["1", "5"]
-    assert {"CartPole-v1", "LunarLander-v3", "Pendulum-v1"} <= set(printed)
+    table = dict(line.split(maxsplit=1) for line in python(tmp_path, "-c", script).splitlines())
+    expected = {"atari": "1 5", "CartPole-v1": "5 5", "LunarLander-v3": "5 5", "Pendulum-v1": "8 8"}
+    expected |= {"MountainCarContinuous-v0": "100 100"}
+    assert {env_id: table[env_id] for env_id in expected} == expected
