@@ -36,6 +36,7 @@ HYPERPARAMS = {
 # T is `n_steps`, N is `return_horizon`
 ARMS = {
     "a2c": lambda args: ("a2c", {"n_steps": args.n_steps}),
+    "a2c_t1": lambda args: ("a2c", {"n_steps": 1}),  # as many updates as nstep_a2c_t1, whose targets look further
     "nstep_a2c": lambda args: ("nstep_a2c", {"n_steps": args.n_steps} | nstep_hyperparams(args)),
     "nstep_a2c_t1": lambda args: ("nstep_a2c", {"n_steps": 1} | nstep_hyperparams(args)),
 }
@@ -108,8 +109,8 @@ def check(args: argparse.Namespace) -> None:
             raise ValueError(f"--jobs: expected 1 under torchrun, where all processes share one run, got {args.jobs}")
         if args.n_envs % n_processes:
             raise ValueError(f"--n-envs: expected a multiple of {n_processes}, the processes, got {args.n_envs}")
-        if args.arms == ["a2c"]:
-            raise ValueError("--arms: expected an arm of NStepA2C under torchrun, got a2c alone")
+        if not any(arm.startswith("nstep") for arm in args.arms):
+            raise ValueError(f"--arms: expected an arm of NStepA2C under torchrun, got {' '.join(args.arms)} alone")
     try:
         frameskip = gym.spec(args.env_id).kwargs.get("frameskip")
     except gym.error.Error as error:
