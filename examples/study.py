@@ -66,6 +66,8 @@ ARMS: dict[str, tuple[str, dict[str, Any]]] = {
     "t1_n20_lambda95": nstep(1, 20, gae_lambda=0.95),
     "t1_n1to16": nstep(1, list(range(1, N_ENVS + 1))),
     "t1_n20to3": nstep(1, falling),
+    # the arm of study B on Breakout: best of ours in the coarse pass on MinAtar, before Breakout was played
+    "nstep_a2c_best": nstep(1, 5),
     # the learning rate, as much for stock A2C as for ours
     "a2c_lr_half": stock(5, learning_rate=3.5e-4),
     "a2c_lr_double": stock(5, learning_rate=1.4e-3),
