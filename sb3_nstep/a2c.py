@@ -1,10 +1,12 @@
 """A2C whose targets look ``return_horizon`` steps ahead, whatever the number of steps between two updates."""
 
 import io
+import math
 import pathlib
 import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
+from numbers import Real
 from typing import Any, Literal, TypeVar, get_args
 
 import numpy as np
@@ -24,6 +26,16 @@ from sb3_nstep.buffers import NStepDictRolloutBuffer, NStepMixin, NStepRolloutBu
 
 SelfNStepA2C = TypeVar("SelfNStepA2C", bound="NStepA2C")
 Correction = Literal["none", "importance", "vtrace"]
+
+# NaN is in none of these
+_NUMBERS = {
+    "gamma": (0, 1),
+    "gae_lambda": (0, 1),
+    "vf_coef": (0, math.inf),
+    "ent_coef": (-math.inf, math.inf),
+    "max_grad_norm": (0, math.inf),
+}
+_MOST_SECONDS = 1_000_000  # the system counts a wait in milliseconds, in 32 bits
 
 
 class NStepA2C(A2C):
@@ -103,13 +115,22 @@ class NStepA2C(A2C):
                     f"rollout_buffer_kwargs: {name} is an argument of {type(self).__name__}, give it there (to load a "
                     "zip of another algorithm that has it here, give rollout_buffer_kwargs={} as well)"
                 )
+        if not (isinstance(self.n_steps, (int, np.integer)) and self.n_steps is not True and self.n_steps >= 1):
+            raise ValueError(f"n_steps: expected an int ≥ 1, got {self.n_steps!r}")
+        for name, (least, most) in _NUMBERS.items():
+            number = getattr(self, name)
+            if not (isinstance(number, Real) and least <= float(number) <= most):
+                raise ValueError(f"{name}: expected a number from {least} to {most}, got {number!r}")
         for name in ("carry_over", "channels_last", "check_finite"):
             if not isinstance(getattr(self, name), (bool, np.bool_)):
                 raise ValueError(f"{name}: expected True or False, got {getattr(self, name)!r}")
         if self.correction not in get_args(Correction):
             raise ValueError(f"correction: expected one of {get_args(Correction)}, got {self.correction!r}")
         if not (self.worker_timeout is None or _is_seconds(self.worker_timeout)):
-            raise ValueError(f"worker_timeout: expected None or a number of seconds > 0, got {self.worker_timeout!r}")
+            raise ValueError(
+                f"worker_timeout: expected None or a number of seconds > 0 and up to {_MOST_SECONDS:,}, got "
+                f"{self.worker_timeout!r}"
+            )
         if self.autocast not in (None, "bf16"):
             raise ValueError(f'autocast: expected None or "bf16", got {self.autocast!r}')
         # Bound only while the buffer is built: a class of ours in a saved zip could not be opened without this package
@@ -219,6 +240,7 @@ class NStepA2C(A2C):
         if self._rollout_env is None or self._rollout_env.venv is not env:
             self._rollout_env = _RolloutEnv(env)
         self._rollout_env.ranks = self._ranks
+        self._rollout_env.checked = rollout_buffer if self.check_finite else None
         self.rollout_buffer.return_horizon = self._horizon_now()
         try:
             go_on = super().collect_rollouts(self._rollout_env, callback, rollout_buffer, n_rollout_steps)
@@ -232,7 +254,7 @@ class NStepA2C(A2C):
         """Make one update with the rows whose windows are whole; none if there is no such row."""
         buffer = self.rollout_buffer
         if self.check_finite:
-            faults.check_rollout(buffer)
+            faults.check_rollout(buffer, self._last_obs)
         if buffer.n_ready == 0:
             return
         rho_mean = 1.0
@@ -338,7 +360,7 @@ class NStepA2C(A2C):
 
 
 def _is_seconds(number: object) -> bool:
-    return isinstance(number, (int, float)) and not isinstance(number, bool) and number > 0
+    return isinstance(number, Real) and not isinstance(number, bool) and 0 < float(number) <= _MOST_SECONDS
 
 
 def _in_bfloat16(forward: Callable[..., th.Tensor], device_type: str, *args: Any) -> th.Tensor:
@@ -357,6 +379,7 @@ class _RolloutEnv(VecEnvWrapper):
     def __init__(self, venv: VecEnv):
         super().__init__(venv)
         self.ranks: distributed.Ranks | None = None
+        self.checked: RolloutBuffer | None = None
         self._has_warned = False
 
     def reset(self) -> VecEnvObs:
@@ -372,13 +395,18 @@ class _RolloutEnv(VecEnvWrapper):
             self.ranks.count_step(infos, dones)
         if not np.issubdtype(rewards.dtype, np.floating):
             rewards = rewards.astype(np.float32)
-        if not self._has_warned:
-            for index in np.flatnonzero(dones):
-                if infos[index].get("TimeLimit.truncated") and infos[index].get("terminal_observation") is None:
-                    self._has_warned = True
-                    warnings.warn(
-                        f"Environment {index} reached a time limit without giving a terminal_observation: its targets "
-                        "bootstrap from 0 there, as after a termination. This is said once"
-                    )
-                    break
+        for index in np.flatnonzero(dones):
+            if infos[index].get("TimeLimit.truncated"):
+                self._look_at(int(index), infos[index].get("terminal_observation"))
         return observations, rewards, dones, infos
+
+    def _look_at(self, index: int, terminal_observation: Any) -> None:
+        if terminal_observation is not None:
+            if self.checked is not None:
+                faults.check_terminal_observation(terminal_observation, index, self.checked.pos)
+        elif not self._has_warned:
+            self._has_warned = True
+            warnings.warn(
+                f"Environment {index} reached a time limit without giving a terminal_observation: its targets "
+                "bootstrap from 0 there, as after a termination. This is said once"
+            )

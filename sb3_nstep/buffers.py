@@ -205,8 +205,8 @@ class NStepMixin(RolloutBuffer):
         The rows that wait for the next rollout, ``[rows, E, …]``, and V and dones ``[E]`` where theirs ended: what a
         checkpoint keeps. Nothing in the middle of a rollout, whose steps would be missing behind them.
         """
-        has_just_begun = self.pos == 0 and not self.full
-        n_kept = self._n_waiting if has_just_begun else self._n_kept
+        has_just_begun = self.is_loaded or (self.pos == 0 and not self.full)
+        n_kept = self._n_loaded or (self._n_waiting if has_just_begun else self._n_kept)
         if n_kept == 0:
             return {}
         if not has_just_begun:
@@ -214,7 +214,7 @@ class NStepMixin(RolloutBuffer):
         last_values, last_dones = self._seam if has_just_begun and self._seam else (self._last_values, self._last_dones)
         state = {"last_values": last_values, "last_dones": last_dones}
         for name in _COLUMNS:
-            rows = self._all_rows(name)
+            rows = self._storage[name] if self.is_loaded else self._all_rows(name)
             for key, array in rows.items() if isinstance(rows, dict) else [(None, rows)]:
                 kept = array[:n_kept] if has_just_begun else array[len(array) - n_kept :]
                 state[name if key is None else f"{name}.{key}"] = kept.copy()

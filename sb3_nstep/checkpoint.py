@@ -8,7 +8,7 @@ import zipfile
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import IO, Any, TypeVar
 
 import numpy as np
 import torch as th
@@ -67,21 +67,23 @@ def load_checkpoint(
         windows of the waiting rows end there, as at any reset from outside
     :param kwargs: for ``algorithm.load``
     :return: the model. In a torch.distributed process group its windows begin empty: the waiting rows are one rank's
-    :raises ValueError: if the file is damaged
+    :raises ValueError: if the file is damaged, or the environments are not as many as they were
     """
     path = pathlib.Path(path)
     path = path if path.suffix else path.with_suffix(".zip")
-    try:
-        with zipfile.ZipFile(path) as archive:
-            if (damaged := archive.testzip()) is not None:
-                raise zipfile.BadZipFile(f"{damaged} has another checksum than it had")
-            names = archive.namelist()
-            if "data" not in names:  # the first half of such a zip ends with a zip of torch's
-                raise zipfile.BadZipFile("it is cut off")
-            member = archive.read(_MEMBER) if _MEMBER in names else None
-    except (zipfile.BadZipFile, EOFError, zlib.error) as error:
-        raise ValueError(f"{path}: expected a checkpoint, got a file that is damaged: {error}") from error
+    with open(path, "rb") as file:
+        try:
+            member = _read_member(file)
+        # A spoilt header says anything: encrypted, of a later version, of a part before the file's beginning
+        except (zipfile.BadZipFile, EOFError, zlib.error, RuntimeError, OSError) as error:
+            raise ValueError(f"{path}: expected a checkpoint, got a file that is damaged: {error}") from error
     model = algorithm.load(path, env, force_reset=force_reset, **kwargs)
+    starts = model._last_episode_starts
+    if env is not None and not force_reset and starts is not None and len(starts) != model.n_envs:
+        raise ValueError(
+            f"env: expected {len(starts)} environments, as there were, since they go on (force_reset=False), "
+            f"got {model.n_envs}"
+        )
     if member is not None:
         state = dict(np.load(io.BytesIO(member), allow_pickle=False))
         if isinstance(model.rollout_buffer, NStepMixin):
@@ -89,6 +91,18 @@ def load_checkpoint(
         if distributed.rank() == 0:  # whose they are; the same on all ranks, all would act alike
             _set_random_states(_part(state, "random."))
     return model
+
+
+def _read_member(file: IO[bytes]) -> bytes | None:
+    """What is ours in a zip, once all of it has proved to be as it was written."""
+    with zipfile.ZipFile(file) as archive:
+        if (damaged := archive.testzip()) is not None:
+            raise zipfile.BadZipFile(f"{damaged} has another checksum than it had")
+        names = archive.namelist()
+        # The first half of such a zip ends with a zip of torch's
+        if missing := {"data", "policy.pth", "policy.optimizer.pth"}.difference(names):
+            raise zipfile.BadZipFile(f"it is cut off, or spoilt: {', '.join(sorted(missing))} is missing")
+        return archive.read(_MEMBER) if _MEMBER in names else None
 
 
 @contextmanager

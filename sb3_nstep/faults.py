@@ -71,7 +71,7 @@ class _Worker:
     def send(self, message: Any) -> None:
         try:
             self._connection.send(message)
-        except ConnectionError as error:
+        except OSError as error:
             raise self._died() from error
 
     def recv(self) -> Any:
@@ -87,7 +87,7 @@ class _Worker:
                 raise self._died()
         try:
             return self._connection.recv()
-        except (EOFError, ConnectionError) as error:
+        except (EOFError, OSError) as error:  # OSError: in the middle of an answer
             raise self._died() from error
 
     def _died(self) -> WorkerError:
@@ -97,7 +97,8 @@ class _Worker:
             self._process.kill()
             how = "closed its pipe"
         elif code < 0:
-            how = f"was ended by {signal.Signals(-code).name}"
+            known = {int(known) for known in signal.Signals}  # those between SIGRTMIN and SIGRTMAX have no name
+            how = f"was ended by {signal.Signals(-code).name if -code in known else f'signal {-code}'}"
             if -code == signal.SIGKILL:
                 how += " (if nobody did that, the system was out of memory: try fewer environments)"
         else:
@@ -148,11 +149,20 @@ def check_rollout(buffer: RolloutBuffer, next_observations: Any = None) -> None:
             _check(array[np.newaxis], buffer.pos, "the observation", key)
 
 
-def _check(rows: Array, first_row: int, quantity: str, key: str | None) -> None:
+def check_terminal_observation(observation: Any, environment: int, row: int) -> None:
+    """
+    :param observation: V of which is in the target of this row
+    :raises NotFiniteError: a number is not finite
+    """
+    for key, array in observation.items() if isinstance(observation, dict) else [(None, observation)]:
+        _check(np.asarray(array)[np.newaxis, np.newaxis], row, "the terminal_observation", key, environment)
+
+
+def _check(rows: Array, first_row: int, quantity: str, key: str | None, first_environment: int = 0) -> None:
     if np.issubdtype(rows.dtype, np.floating) and not (is_finite := np.isfinite(rows)).all():
         where = tuple(np.argwhere(~is_finite)[0].tolist())
         raise NotFiniteError(
-            f"Environment {where[1]}, row {first_row + where[0]} of the rollout: {quantity}"
+            f"Environment {first_environment + where[1]}, row {first_row + where[0]} of the rollout: {quantity}"
             f"{'' if key is None else f' {key!r}'} is {rows[where]}. No update was made with it (check_finite)"
         )
 

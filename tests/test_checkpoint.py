@@ -172,6 +172,20 @@ def test_environments_that_begin_anew(tmp_path: Path) -> None:
     assert look.n_looks == 2 and model._n_updates == 8 + 2  # of the first ten rollouts, two completed nothing
 
 
+@pytest.mark.parametrize("policy", ["MlpPolicy", "MultiInputPolicy"])
+def test_saved_again_before_it_goes_on(policy: str, tmp_path: Path) -> None:
+    """As by a run that is told to stop as soon as it has been resumed."""
+    env = make_env(is_dict=policy == "MultiInputPolicy")
+    model = NStepA2C(policy, env, n_steps=2, return_horizon=5, device="cpu")
+    model.learn(60)
+    rows = model.rollout_buffer.state_dict()
+    assert len(rows["rewards"]) == 4
+    for path in (tmp_path / "first.zip", tmp_path / "second.zip"):
+        save_checkpoint(model, path)
+        model = load_checkpoint(NStepA2C, path, env, device="cpu")
+        assert_same(model.rollout_buffer.state_dict(), rows)
+
+
 def test_in_the_middle_of_a_rollout_rows_are_dropped(tmp_path: Path) -> None:
     class Save(BaseCallback):
         def _on_step(self) -> bool:
@@ -208,8 +222,19 @@ def test_other_number_of_environments(n_envs: int, tmp_path: Path) -> None:
     save_checkpoint(model, tmp_path / "model.zip")
     env = DummyVecEnv([lambda: gym.make("CartPole-v1")] * n_envs)
     with pytest.raises(ValueError, match=rf"expected observations of the shape \(rows, {n_envs}, 4\).*got \(4, 3, 4\)"):
-        load_checkpoint(NStepA2C, tmp_path / "model.zip", env, device="cpu")
+        load_checkpoint(NStepA2C, tmp_path / "model.zip", env, force_reset=True, device="cpu")
     NStepA2C.load(tmp_path / "model.zip", env, device="cpu").learn(12)
+
+
+@pytest.mark.parametrize("n_envs", [2, 4])
+def test_other_number_of_environments_that_no_row_waits_for(n_envs: int, tmp_path: Path) -> None:
+    model = NStepA2C("MlpPolicy", make_env(), n_steps=2, carry_over=False, device="cpu")
+    model.learn(60)
+    save_checkpoint(model, tmp_path / "model.zip")
+    env = DummyVecEnv([lambda: gym.make("CartPole-v1")] * n_envs)
+    with pytest.raises(ValueError, match=f"env: expected 3 environments, .*got {n_envs}"):
+        load_checkpoint(NStepA2C, tmp_path / "model.zip", env, device="cpu")
+    load_checkpoint(NStepA2C, tmp_path / "model.zip", env, force_reset=True, device="cpu").learn(12)
 
 
 @pytest.fixture(scope="module")
@@ -236,6 +261,25 @@ def test_damaged(saved: bytes, tmp_path: Path) -> None:
         path.write_bytes(spoilt)
         with pytest.raises(ValueError, match="damaged"):
             load_checkpoint(NStepA2C, path)
+
+
+def test_damaged_directory(saved: bytes, tmp_path: Path) -> None:
+    """A byte of what the zip says of its members: an error of ours, or, of what nobody reads, none."""
+    path = tmp_path / "model.zip"
+    path.write_bytes(saved)
+    with zipfile.ZipFile(path) as archive:
+        start = archive.start_dir
+    n_refused = 0
+    for place in range(start, len(saved), 3):
+        spoilt = bytearray(saved)
+        spoilt[place] ^= 0xFF
+        path.write_bytes(spoilt)
+        try:
+            load_checkpoint(NStepA2C, path, device="cpu")
+        except ValueError as error:
+            assert "damaged" in str(error)
+            n_refused += 1
+    assert n_refused > 50
 
 
 def test_nothing_there(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 import multiprocessing
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable
 from functools import partial
@@ -58,6 +59,22 @@ def kill() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+def kill_in_the_middle_of_an_answer() -> None:
+    """What is sent does not fit into the pipe, which nobody empties: environment 0 is read first, and sleeps."""
+    threading.Timer(0.5, kill).start()
+
+
+class Large(FaultyEnv):
+    observation_space = spaces.Box(-1.0, 1.0, (500_000,), np.float32)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        return np.zeros(500_000, np.float32), {}
+
+    def step(self, action: Any) -> Any:
+        self.count("step")
+        return np.zeros(500_000, np.float32), 0.5, False, False, {}
+
+
 def make(
     fault: Any, when: str = "step", n: int = 7, start_method: str = "forkserver", n_envs: int = 3
 ) -> SubprocVecEnv:
@@ -73,6 +90,12 @@ FAULTS = {
     "exits": (partial(os._exit, 3), "step", 7, r"exit code 3"),
     "exits with 0": (partial(os._exit, 0), "step", 7, r"exit code 0"),
     "is killed": (kill, "step", 7, r"SIGKILL.*out of memory"),
+    "is ended by a signal without a name": (
+        partial(signal.raise_signal, signal.SIGRTMIN + 6),
+        "step",
+        7,
+        r"signal \d+",
+    ),
     "hangs": (partial(time.sleep, 100), "step", 7, r"hangs.*did not answer within 1.5 seconds"),
     "hangs in reset": (partial(time.sleep, 100), "reset", 1, r"hangs.*did not answer within 1.5 seconds"),
 }
@@ -115,6 +138,17 @@ def test_start_methods(start_method: str) -> None:
     assert not any(process.is_alive() for process in env.processes)
 
 
+@pytest.mark.parametrize("start_method", ["spawn", "forkserver"])  # fork: docs/faults.md, what is not promised
+def test_killed_in_the_middle_of_an_answer(start_method: str) -> None:
+    faults = [partial(time.sleep, 1.5), kill_in_the_middle_of_an_answer]
+    env = SubprocVecEnv([partial(Large, fault, n=3) for fault in faults], start_method=start_method)
+    model = NStepA2C("MlpPolicy", env, n_steps=2, device="cpu", policy_kwargs={"net_arch": [1]})
+    with pytest.raises(WorkerError, match="Environment 1 has died: its worker was ended by SIGKILL"):
+        model.learn(100)
+    assert env.closed and not any(process.is_alive() for process in env.processes)
+    env.close()
+
+
 def test_other_workers_close_their_environments(tmp_path: Path) -> None:
     class Closing(FaultyEnv):
         def close(self) -> None:
@@ -141,10 +175,19 @@ def test_workers_of_somebody_else() -> None:
     env.close()
 
 
-@pytest.mark.parametrize("timeout", [0, -1.0, float("nan"), "1", True])
+@pytest.mark.parametrize("timeout", [0, -1.0, float("nan"), float("inf"), 1e7, "1", True])
 def test_bad_timeout(timeout: Any) -> None:
-    with pytest.raises(ValueError, match="worker_timeout: expected None or a number of seconds > 0, got"):
+    with pytest.raises(
+        ValueError, match="worker_timeout: expected None or a number of seconds > 0 and up to 1,000,000"
+    ):
         NStepA2C("MlpPolicy", DummyVecEnv([FaultyEnv]), worker_timeout=timeout)
+
+
+@pytest.mark.parametrize("timeout", [1_000_000, np.int64(60), np.float32(60.0)])
+def test_long_timeout(timeout: Any) -> None:
+    env = make(None)
+    NStepA2C("MlpPolicy", env, device="cpu", worker_timeout=timeout).learn(30)
+    env.close()
 
 
 # Not-a-number
@@ -220,6 +263,33 @@ def test_not_a_number(quantity: str, is_dict: bool, message: str, number: float,
     # What was spoilt is dropped, not trained on later
     model.learn(100)
     assert all(parameter.isfinite().all() for parameter in parameters(model))
+
+
+@pytest.mark.parametrize("number", [np.nan, np.inf], ids=str)
+def test_observation_behind_the_rollout(number: float) -> None:
+    """The windows bootstrap from it. tanh makes V of infinity finite: no later number tells."""
+    envs = [partial(Spoiling, "observation" if env == 1 else None, number, n=9) for env in range(3)]
+    model, callback = NStepA2C("MlpPolicy", DummyVecEnv(envs), n_steps=4, device="cpu"), Remembering()
+    with pytest.raises(NotFiniteError, match=f"Environment 1, row 4 of the rollout: the observation is {number}"):
+        model.learn(100, callback)
+    assert model._n_updates == 1
+    assert all(map(th.equal, parameters(model), callback.parameters))
+
+
+@pytest.mark.parametrize("is_dict", [False, True])
+@pytest.mark.parametrize("number", [np.nan, np.inf], ids=str)
+def test_terminal_observation(number: float, is_dict: bool) -> None:
+    """Which never is an observation of the rollout; V of it is added to the reward."""
+    envs = [
+        partial(gym.wrappers.TimeLimit, Spoiling("observation" if env == 1 else None, number, is_dict=is_dict), 6)
+        for env in range(3)
+    ]
+    policy = "MultiInputPolicy" if is_dict else "MlpPolicy"
+    model, callback = NStepA2C(policy, DummyVecEnv(envs), n_steps=4, device="cpu"), Remembering()
+    message = "Environment 1, row 1 of the rollout: the terminal_observation" + (" 'there'" if is_dict else "")
+    with pytest.raises(NotFiniteError, match=f"{message} is {number}"):
+        model.learn(100, callback)
+    assert all(map(th.equal, parameters(model), callback.parameters))
 
 
 @pytest.mark.parametrize("quantity", ["values", "log_probs"])
