@@ -90,15 +90,16 @@ FAULTS = {
     "exits": (partial(os._exit, 3), "step", 7, r"exit code 3"),
     "exits with 0": (partial(os._exit, 0), "step", 7, r"exit code 0"),
     "is killed": (kill, "step", 7, r"SIGKILL.*out of memory"),
-    "is ended by a signal without a name": (
-        partial(signal.raise_signal, signal.SIGRTMIN + 6),
-        "step",
-        7,
-        r"signal \d+",
-    ),
     "hangs": (partial(time.sleep, 100), "step", 7, r"hangs.*did not answer within 1.5 seconds"),
     "hangs in reset": (partial(time.sleep, 100), "reset", 1, r"hangs.*did not answer within 1.5 seconds"),
 }
+if hasattr(signal, "SIGRTMIN"):  # macOS has no signals without names
+    FAULTS["is ended by a signal without a name"] = (
+        partial(signal.raise_signal, signal.SIGRTMIN + 6),
+        "step",
+        7,
+        rf"signal {signal.SIGRTMIN + 6}\.",
+    )
 
 
 @pytest.mark.parametrize("fault", FAULTS)
