@@ -1,6 +1,9 @@
 """What may go wrong in a rollout, and how it ends: with an error that says where, and nothing left running."""
 
+import os
+import select
 import signal
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -43,30 +46,59 @@ def watched_workers(env: VecEnv | None, timeout: float | None) -> Iterator[None]
     if subproc.closed:
         raise WorkerError("The environments are closed: expected open ones, which set_env() takes")
     remotes = subproc.remotes
-    subproc.remotes = tuple(
+    subproc.remotes = workers = tuple(
         _Worker(index, remote, process, timeout)
         for index, (remote, process) in enumerate(zip(remotes, subproc.processes, strict=True))
     )
     try:
         yield
     except WorkerError:
-        _close(remotes, subproc.processes)
+        _close(workers)
+        for remote in remotes:
+            remote.close()
         subproc.waiting, subproc.closed = False, True
         raise
     finally:
         subproc.remotes = remotes
 
 
+class _Pipe(Connection):
+    """
+    Our end of the pipe to a worker. The other end may be open in its siblings (``fork``) and its children too, and does
+    not close with its death then: neither an answer nor the rest of one is waited for longer than the worker lives.
+    """
+
+    def __init__(self, connection: Connection, process: BaseProcess):
+        super().__init__(os.dup(connection.fileno()))
+        self.deadline: float | None = None  # by time.monotonic()
+        self._sentinel = process.sentinel
+        self._ready = select.poll()
+        for handle in (self.fileno(), self._sentinel):
+            self._ready.register(handle, select.POLLIN)
+
+    def _recv(self, size: int, *_: Any) -> Any:
+        """Of Connection: so many bytes, which may come in pieces."""
+        return super()._recv(size, self._read_in_time)  # type: ignore[misc]
+
+    def _read_in_time(self, handle: int, size: int) -> bytes:
+        seconds = None if self.deadline is None else max(0.0, self.deadline - time.monotonic())
+        ready = self._ready.poll(seconds and float(1000 * seconds))
+        if not ready:
+            raise TimeoutError
+        if ready[0][0] == self._sentinel and len(ready) == 1:
+            raise EOFError
+        return os.read(handle, size)
+
+
 class _Worker:
     """The pipe to the worker of an environment, whose errors say which one it is and how it has ended."""
 
     def __init__(self, index: int, connection: Connection, process: BaseProcess, timeout: float | None):
+        self.process = process
         self._index = index
-        self._connection = connection
-        self._process = process
+        # Windows has pipes of whole messages, which no sibling holds, and no poll
+        self._connection = connection if sys.platform == "win32" else _Pipe(connection, process)
         self._timeout = timeout
-        # A forked worker's end of the pipe is open in its siblings as well: it does not close with its death
-        self._waits = timeout is not None or getattr(process, "_start_method", None) == "fork"
 
     def send(self, message: Any) -> None:
         try:
@@ -75,26 +107,29 @@ class _Worker:
             raise self._died() from error
 
     def recv(self) -> Any:
-        if self._waits:
-            ready = wait([self._connection, self._process.sentinel], self._timeout)
-            if not ready:
-                self._process.kill()
-                raise WorkerError(
-                    f"Environment {self._index} hangs: its worker did not answer within {self._timeout} seconds "
-                    "(worker_timeout) and was killed. Give the model new environments, with set_env()"
-                )
-            if self._connection not in ready:
-                raise self._died()
         try:
-            return self._connection.recv()
+            return self.recv_until(None if self._timeout is None else time.monotonic() + self._timeout)
+        except TimeoutError as error:
+            self.process.kill()
+            raise WorkerError(
+                f"Environment {self._index} hangs: its worker did not answer within {self._timeout} seconds "
+                "(worker_timeout) and was killed. Give the model new environments, with set_env()"
+            ) from error
         except (EOFError, OSError) as error:  # OSError: in the middle of an answer
             raise self._died() from error
 
+    def recv_until(self, deadline: float | None) -> Any:
+        if isinstance(self._connection, _Pipe):
+            self._connection.deadline = deadline
+        elif not wait([self._connection, self.process.sentinel], deadline and max(0.0, deadline - time.monotonic())):
+            raise TimeoutError
+        return self._connection.recv()
+
     def _died(self) -> WorkerError:
-        self._process.join(_CLOSING_SECONDS)
-        code = self._process.exitcode
+        self.process.join(_CLOSING_SECONDS)
+        code = self.process.exitcode
         if code is None:
-            self._process.kill()
+            self.process.kill()
             how = "closed its pipe"
         elif code < 0:
             known = {int(known) for known in signal.Signals}  # those between SIGRTMIN and SIGRTMAX have no name
@@ -112,20 +147,18 @@ class _Worker:
         return getattr(self._connection, name)
 
 
-def _close(remotes: tuple[Connection, ...], processes: list[BaseProcess]) -> None:
+def _close(workers: tuple[_Worker, ...]) -> None:
     deadline = time.monotonic() + _CLOSING_SECONDS
-    for remote in remotes:
-        with suppress(OSError):
-            remote.send(("close", None))
-    for remote, process in zip(remotes, processes, strict=True):
+    for worker in workers:
+        with suppress(WorkerError):
+            worker.send(("close", None))
+    for worker in workers:
         with suppress(OSError, EOFError):
-            while time.monotonic() < deadline and process.is_alive():
-                if remote.poll(0.1):
-                    remote.recv()  # what it was asked for before: it could not send it otherwise
-        process.join(max(0.0, deadline - time.monotonic()))
-        process.kill()
-        process.join()
-        remote.close()
+            while True:
+                worker.recv_until(deadline)  # what it was asked for before: it could not send it otherwise
+        worker.process.join(max(0.0, deadline - time.monotonic()))
+        worker.process.kill()
+        worker.process.join()
 
 
 def check_rollout(buffer: RolloutBuffer, next_observations: Any = None) -> None:

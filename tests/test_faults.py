@@ -139,15 +139,52 @@ def test_start_methods(start_method: str) -> None:
     assert not any(process.is_alive() for process in env.processes)
 
 
-@pytest.mark.parametrize("start_method", ["spawn", "forkserver"])  # fork: docs/faults.md, what is not promised
+@pytest.mark.parametrize("start_method", ["fork", "forkserver", "spawn"])
 def test_killed_in_the_middle_of_an_answer(start_method: str) -> None:
     faults = [partial(time.sleep, 1.5), kill_in_the_middle_of_an_answer]
+    # Under fork the first worker holds the second one's end of its pipe too, which its death does not close
     env = SubprocVecEnv([partial(Large, fault, n=3) for fault in faults], start_method=start_method)
     model = NStepA2C("MlpPolicy", env, n_steps=2, device="cpu", policy_kwargs={"net_arch": [1]})
     with pytest.raises(WorkerError, match="Environment 1 has died: its worker was ended by SIGKILL"):
         model.learn(100)
     assert env.closed and not any(process.is_alive() for process in env.processes)
     env.close()
+
+
+def stop_in_the_middle_of_an_answer() -> None:
+    threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGSTOP)).start()
+
+
+@pytest.mark.parametrize("start_method", ["fork", "forkserver"])
+def test_stopped_in_the_middle_of_an_answer(start_method: str) -> None:
+    """The third one, whose answer is half-way too, is not waited for when all are closed."""
+    faults = [partial(time.sleep, 1.5), stop_in_the_middle_of_an_answer, stop_in_the_middle_of_an_answer]
+    env = SubprocVecEnv([partial(Large, fault, n=3) for fault in faults], start_method=start_method)
+    model = NStepA2C("MlpPolicy", env, n_steps=2, device="cpu", policy_kwargs={"net_arch": [1]}, worker_timeout=3.0)
+    start = time.monotonic()
+    with pytest.raises(WorkerError, match=r"Environment 1 hangs: .* within 3\.0 seconds"):
+        model.learn(100)
+    assert time.monotonic() - start < 20
+    assert env.closed and not any(process.is_alive() for process in env.processes)
+
+
+class Parent(FaultyEnv):
+    """Has a child, which holds the worker's end of its pipe, and lives on."""
+
+    def step(self, action: Any) -> Any:
+        if self.calls["step"] == 0 and self.fault is not None:
+            multiprocessing.current_process()._config["daemon"] = False  # daemons may have none
+            child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(8,))
+            child.start()
+        return super().step(action)
+
+
+def test_killed_with_a_child() -> None:
+    env = SubprocVecEnv([FaultyEnv, partial(Parent, kill)], start_method="forkserver")
+    start = time.monotonic()
+    with pytest.raises(WorkerError, match="Environment 1 has died: its worker was ended by SIGKILL"):
+        NStepA2C("MlpPolicy", env, device="cpu").learn(100)
+    assert time.monotonic() - start < 6  # the child has not ended yet
 
 
 def test_other_workers_close_their_environments(tmp_path: Path) -> None:
