@@ -71,9 +71,8 @@ class _Pipe(Connection):
     def __init__(self, connection: Connection, process: BaseProcess):
         super().__init__(os.dup(connection.fileno()))
         self.deadline: float | None = None  # by time.monotonic()
-        self._sentinel = process.sentinel
         self._ready = select.poll()
-        for handle in (self.fileno(), self._sentinel):
+        for handle in (self.fileno(), process.sentinel):
             self._ready.register(handle, select.POLLIN)
 
     def _recv(self, size: int, *_: Any) -> Any:
@@ -85,7 +84,7 @@ class _Pipe(Connection):
         ready = self._ready.poll(seconds and float(1000 * seconds))
         if not ready:
             raise TimeoutError
-        if ready[0][0] == self._sentinel and len(ready) == 1:
+        if handle not in dict(ready):  # the worker has ended, and all that it sent is read
             raise EOFError
         return os.read(handle, size)
 
