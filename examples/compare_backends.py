@@ -5,36 +5,36 @@ all that may differ are the environments. ``python examples/compare_backends.py 
 
 import argparse
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from rich.console import Console
 from rich.progress import Progress
 from scipy import stats
 from stable_baselines3 import A2C
+from stable_baselines3.common.evaluation import evaluate_policy
 
 from runs import Run
 from training import make_env
 
 
-def play(model_path: Path, env_id: str, backend: str, n_games: int, n_envs: int, progress: Progress) -> np.ndarray:
-    """Unclipped returns of full games, actions drawn. As many of each environment, for short games end sooner."""
+def play(
+    model_path: Path, env_id: str, backend: str, n_games: int, n_envs: int, progress: Progress
+) -> tuple[list[float], list[int]]:
+    """Unclipped returns of full games, actions drawn, and their lengths in emulator frames."""
     env = make_env(Run("", 0, "", env_id, 0, n_envs, backend, {}))
     model = A2C.load(model_path, env=env)
-    env = model.get_env()
     model.set_random_seed(0)
-    returns: list[list[float]] = [[] for _ in range(n_envs)]
-    per_env = -(-n_games // n_envs)
-    task = progress.add_task(backend, total=per_env * n_envs)
-    observations = env.reset()
-    while min(map(len, returns)) < per_env:
-        actions, _ = model.predict(observations, deterministic=False)
-        observations, _, _, infos = env.step(actions)
-        for games, info in zip(returns, infos, strict=True):
-            if "episode" in info and len(games) < per_env:
-                games.append(info["episode"]["r"])
-                progress.advance(task)
+    task = progress.add_task(backend, total=n_games)
+
+    def advance(local_variables: dict[str, Any], _: dict[str, Any]) -> None:
+        progress.advance(task, "episode" in local_variables["info"])
+
+    games = evaluate_policy(
+        model, model.get_env(), n_games, deterministic=False, callback=advance, return_episode_rewards=True
+    )
     env.close()
-    return np.concatenate(returns)
+    return games
 
 
 def main() -> None:
@@ -46,14 +46,18 @@ def main() -> None:
     args = parser.parse_args()
 
     with Progress(console=Console(stderr=True)) as progress:
-        returns = {
+        games = {
             backend: play(args.model, args.env_id, backend, args.games, args.n_envs, progress)
             for backend in ("native", "subproc")
         }
-    print("| environments | games | mean return | standard error |\n|---|---:|---:|---:|")
-    for backend, of_games in returns.items():
-        print(f"| {backend} | {len(of_games)} | {of_games.mean():.2f} | {stats.sem(of_games):.2f} |")
-    print(f"\nMann-Whitney test of no difference: p = {stats.mannwhitneyu(*returns.values()).pvalue:.2f}")
+    print("| environments | games | emulator frames | mean return | standard deviation | standard error |")
+    print("|---|---:|---:|---:|---:|---:|")
+    for backend, (returns, lengths) in games.items():
+        row = [f"{len(returns)}", f"{sum(lengths):,}"]
+        row += [f"{statistic(returns):.2f}" for statistic in (np.mean, np.std, stats.sem)]
+        print(f"| {backend} | {' | '.join(row)} |")
+    returns = [returns for returns, _ in games.values()]
+    print(f"\nMann-Whitney test of no difference: p = {stats.mannwhitneyu(*returns).pvalue:.2f}")
 
 
 if __name__ == "__main__":

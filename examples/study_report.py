@@ -282,10 +282,11 @@ def plot_curves(curves: pd.DataFrame, arms: Sequence[str], path: Path) -> None:
 
 def write_report(out: Path, arms: Sequence[str] | None = None) -> None:
     """
-    Write ``summary.csv``, ``summary.md``, and where there is something to draw, ``arms.png`` and
-    ``learning_curves.png`` for the finished runs below ``out``.
+    Write ``summary.csv``, ``summary.md`` and ``learning_curves.png`` for the finished runs below ``out``, and where
+    stock A2C is among them, ``arms.png``.
 
-    :param arms: those whose curves are drawn (default: the first four by area under the curve, and stock A2C)
+    :param arms: those whose curves are drawn (default: the first four by area under the curve, and stock A2C; the first
+        four by name where there is nothing to compare them with)
     """
     folders = [path.parent for path in sorted(out.glob("**/seed_*/curve.csv"))]
     if not folders:
@@ -301,12 +302,13 @@ def write_report(out: Path, arms: Sequence[str] | None = None) -> None:
     if len(comparison):
         with written_whole(out / "arms.png") as path:
             plot_overall(comparison, path)
-        curves = pd.concat(
-            read_curve(folder).assign(game=row.game, arm=row.arm, seed=row.seed)
-            for folder, row in zip(folders, summary.itertuples(), strict=True)
-        )
-        with written_whole(out / "learning_curves.png") as path:
-            plot_curves(curves, arms or list(dict.fromkeys([STOCK, *comparison["arm"].head(4)])), path)
+    curves = pd.concat(
+        read_curve(folder).assign(game=row.game, arm=row.arm, seed=row.seed)
+        for folder, row in zip(folders, summary.itertuples(), strict=True)
+    )
+    best = comparison if len(comparison) else summary.drop_duplicates("arm")
+    with written_whole(out / "learning_curves.png") as path:
+        plot_curves(curves, arms or list(dict.fromkeys([STOCK, *best["arm"].head(4)])), path)
 
 
 if __name__ == "__main__":

@@ -6,9 +6,11 @@ import json
 from itertools import product
 from pathlib import Path
 
+import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import pytest
+from matplotlib.colors import to_rgb
 from minatar import Environment
 from scipy import stats
 from stable_baselines3.common.monitor import ResultsWriter
@@ -74,6 +76,18 @@ def test_report_before_the_first_run_has_finished(tmp_path: Path) -> None:
     write_run(tmp_path / "Breakout/a2c/seed_0", [])
     study_report.write_report(tmp_path)
     assert (tmp_path / "summary.md").read_text() == "No run has finished yet.\n"
+
+
+def test_report_without_stock_a2c_compares_nothing_and_draws_what_there_is(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "Breakout/t1_n5/seed_3", [(4, 1_900)], timesteps=2_000, updates=9, seconds=4)
+    study_report.read_curve(folder).to_csv(folder / "curve.csv", index=False)
+    study_report.write_report(tmp_path)
+    assert "as parts of a2c" not in (tmp_path / "summary.md").read_text()
+    assert {path.name for path in tmp_path.iterdir() if path.is_file()} == {
+        *("summary.csv", "summary.md", "learning_curves.png")
+    }
+    drawn = plt.imread(tmp_path / "learning_curves.png")
+    assert np.isclose(drawn[..., :3], to_rgb("tab:blue"), atol=0.01).all(axis=-1).any()
 
 
 def test_probability_of_improvement_is_mann_whitney() -> None:
